@@ -18,7 +18,7 @@ def missing(what: str) -> None:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of data that lies beside the repository; a test that asks for it is skipped, with the reason, elsewhere."""
+    """The folder of data beside the repository; where there is none, a test that asks for it is skipped and says so."""
     folder = Path(os.environ.get("WEBRTC_DUPLEX_SHARED", ROOT.parent / "shared"))
     if not folder.is_dir():
         pytest.skip(f"needs the shared data folder, and {folder} is none (set WEBRTC_DUPLEX_SHARED)")
