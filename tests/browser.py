@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conftest import missing
 from numpy.typing import NDArray
+
+from tests.conftest import missing
 
 QUIET = (
     "--headless=new",
