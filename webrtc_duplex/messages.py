@@ -7,6 +7,7 @@ dataclass, and both sides `match` on them. The life of a call in messages:
     Open(call, prompt)      ->                         a row is leased before the SDP is answered
                             <-     Leased(call, lease) or Refused(call, ...)
     Update(lease, prompt)   ->                         only before the first step: prefill again
+                            <-     Leased(call, lease) or Refused(call, ...)
                             <-     Ready(lease)        the prompt is in the row
     Start(lease)            ->                         media is up
                             <-     Live(lease, position, tick_at)
@@ -14,10 +15,24 @@ dataclass, and both sides `match` on them. The life of a call in messages:
     Hold(lease)             ->                         media lost: model time stops
     Start(lease)            ->                         resumed: Live again, positions go on
     Close(lease)            ->                         no answer; anything later of this lease is dropped
-                            <-     Ended(lease, ...)   the engine ended it: a fault, a deadline, a refused prompt
+                            <-     Ended(lease, ...)   the engine ended it: a fault, a deadline, a newer open
+
+Hello comes first on every connection, Stats about once a second.
 """
 
 from dataclasses import dataclass, field
+from typing import Self
+
+from webrtc_duplex.errors import (
+    AuthError,
+    CallNotFoundError,
+    CapacityError,
+    CheckpointError,
+    DuplexError,
+    EngineError,
+    RequestError,
+    StaleEpochError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Lease a row for this call and prefill its prompt. `call` is the call's id, unique among the live ones."""
+    """Lease a row for this call and prefill its prompt.
+
+    `call` is the call's id, unique among the live ones of a connection: a newer open of it ends the older lease.
+    """
 
     call: str
     prompt: Prompt
@@ -117,7 +135,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """The row is the call's; its prompt is being prefilled."""
+    """The row is the call's; its prompt is good and being prefilled. Answers Open, and Update with the same lease."""
 
     call: str
     lease: Lease
@@ -131,8 +149,36 @@ class Refused:
     error: str
     code: str
     message: str
+    status: int
     param: str | None = None
     retry_after_s: float | None = None
+
+    @classmethod
+    def because(cls, call: str, error: DuplexError) -> Self:
+        """What `error` says, as a message."""
+        name, status = type(error).__name__, error.status
+        return cls(call, name, error.code, error.message, status, error.param, error.retry_after_s)
+
+    def exception(self) -> DuplexError:
+        """The error again, to raise on the other side."""
+        return _ERRORS[self.error](
+            self.message, code=self.code, status=self.status, param=self.param, retry_after_s=self.retry_after_s
+        )
+
+
+_ERRORS = {
+    error.__name__: error
+    for error in (
+        AuthError,
+        CallNotFoundError,
+        CapacityError,
+        CheckpointError,
+        DuplexError,
+        EngineError,
+        RequestError,
+        StaleEpochError,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +222,14 @@ class Stepped:
     skipped: int
     """Ticks that were skipped before this one, because the step before had not ended."""
     free_rows: int
-    admitting: bool
-    """False while sustained lateness has closed admission."""
+    closed_because: str | None = None
+    """Why no new call is admitted though rows may be free: sustained lateness, with its numbers."""
     outputs: tuple[Output, ...] = field(default=())
+
+    @property
+    def admitting(self) -> bool:
+        """Whether admission is open."""
+        return self.closed_because is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,4 +241,36 @@ class Ended:
     message: str
 
 
-Event = Hello | Leased | Refused | Ready | Live | Stepped | Ended
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts since the engine's start: `counts[i]` values were at most `bounds[i]`, the last one are all above."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+    """Sum of all values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the engine has counted since its start, over all its callers; sent about once a second."""
+
+    step_s: Histogram
+    late_s: Histogram
+    batch: Histogram
+    """Rows a step."""
+    prefill_s: Histogram
+    """From the lease (or the update) until the prompt was in."""
+    skipped_ticks: int
+    missing_frames: int
+    """Ticks of a row at which its caller's frame was not in the ring."""
+    leases: int
+    refused: int
+    """Opens refused because no row was free, or admission closed."""
+    faults: int
+    """Leases ended because their numbers were not finite."""
+    stale: int
+    """Requests and outputs of leases that were over: dropped."""
+
+
+Event = Hello | Leased | Refused | Ready | Live | Stepped | Ended | Stats

@@ -12,7 +12,8 @@ class EngineSettings:
 
     model: str = "tiny"
     """`tiny`, `echo`, or the directory of a checkpoint."""
-    rows: int = 4
+    rows: int | None = 4
+    """Callers at once; None: as many as a step measured at start-up leaves time for (`--rows auto`)."""
     phases: int = 1
     """Sub-ticks in 80 ms; rows are spread over them."""
     device: str = "cpu"
@@ -22,7 +23,7 @@ class EngineSettings:
     """How long a lease may wait for its caller's media."""
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
+        if self.rows is not None and self.rows < 1:
             raise RequestError(f"rows must be at least 1, not {self.rows}", param="rows")
         if self.phases < 1:
             raise RequestError(f"phases must be at least 1, not {self.phases}", param="phases")
