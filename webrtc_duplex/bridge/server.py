@@ -1,0 +1,100 @@
+"""Our own HTTP API, as the bridge calls it: a telephone call is a call like any other."""
+
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from webrtc_duplex.bridge.table import Agent
+
+logger = logging.getLogger(__name__)
+
+OPEN_S = 10.0
+"""An answer later than this is too late for a caller who hears nothing."""
+
+
+class ServerRefusedError(Exception):
+    """The server would not take the call; `status` is HTTP's (0: it did not answer at all)."""
+
+    def __init__(self, status: int, message: str, retry_after: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCall:
+    """A call that the server has taken: its resource, the answer to the offer, and what proves that it is ours."""
+
+    url: str
+    answer: str
+    headers: Mapping[str, str]
+
+    @property
+    def call_id(self) -> str:
+        """The id that the server's logs use."""
+        return self.url.rpartition("/")[2]
+
+
+class Server:
+    """The server at `url`, reached through `http`."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, api_key: str | None) -> None:
+        self._http = http
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    @asynccontextmanager
+    async def call(self, offer: str, agent: Agent) -> AsyncIterator[ServerCall]:
+        """A call for this offer while the block runs; hung up when it ends. Raises ServerRefusedError."""
+        call = await self._open(offer, agent)
+        try:
+            yield call
+        finally:
+            await self._hang_up(call)
+
+    async def events(self, call: ServerCall) -> AsyncIterator[dict[str, object]]:
+        """The call's events, as the data channel would carry them, until the call or the server is over."""
+        forever = aiohttp.ClientTimeout(total=None, sock_connect=OPEN_S)
+        try:
+            async with self._http.get(f"{call.url}/events", headers=call.headers, timeout=forever) as stream:
+                async for line in stream.content:
+                    if line.startswith(b"data:"):
+                        yield json.loads(line[5:])
+        except aiohttp.ClientError as error:
+            logger.info("%s: the server's events broke off: %s", call.call_id, error)
+
+    async def _open(self, offer: str, agent: Agent) -> ServerCall:
+        headers = {**self._headers, "Content-Type": "application/sdp"}
+        limit = aiohttp.ClientTimeout(total=OPEN_S)
+        url = f"{self._url}/v1/realtime/calls"
+        try:
+            async with self._http.post(
+                url, params=agent.as_query(), data=offer, headers=headers, timeout=limit
+            ) as answer:
+                text = await answer.text()
+                if answer.status != 201:
+                    raise ServerRefusedError(answer.status, _message(text), answer.headers.get("Retry-After"))
+                return ServerCall(self._url + answer.headers["Location"], text, self._headers)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise ServerRefusedError(0, f"the server does not answer at {url}: {error}") from error
+
+    async def _hang_up(self, call: ServerCall) -> None:
+        try:
+            async with self._http.delete(
+                call.url, headers=call.headers, timeout=aiohttp.ClientTimeout(total=OPEN_S)
+            ) as answer:
+                logger.debug("%s: hung up, %d", call.call_id, answer.status)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            logger.info("%s: the server was not there to hang up: %s", call.call_id, error)
+
+
+def _message(body: str) -> str:
+    """The sentence of our error body, else the body itself."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.strip()
