@@ -1,0 +1,126 @@
+"""The session object of OpenAI's Realtime API, and the prompt that it stands for.
+
+The API says `instructions`, we say prompt text. Besides OpenAI's own fields a session may name a `seed` and the
+temperatures and top-k of the two samplers. Fields that mean nothing here are passed over, as clients send many.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+from webrtc_duplex.errors import RequestError
+from webrtc_duplex.messages import ModelCard, Prompt
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+
+MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 10.0
+MAX_TOP_K = 2**20
+
+
+def read_session(session: Mapping[str, Json], base: Prompt, card: ModelCard) -> Prompt:
+    """`base` with what the session object wishes otherwise.
+
+    Raises RequestError that names the field: `unknown_voice`, `string_above_max_length`, `invalid_value`.
+    """
+    voice = _voice(session)
+    return replace(
+        base,
+        voice=base.voice if voice is None or not card.voices else _known_voice(voice, card),
+        text=_text(session.get("instructions"), base.text, card),
+        seed=_seed(session, base.seed),
+        text_temperature=_temperature(session, "text_temperature", base.text_temperature),
+        text_top_k=_top_k(session, "text_top_k", base.text_top_k),
+        audio_temperature=_temperature(session, "audio_temperature", base.audio_temperature),
+        audio_top_k=_top_k(session, "audio_top_k", base.audio_top_k),
+    )
+
+
+def session_object(call: str, prompt: Prompt, card: ModelCard) -> dict[str, Json]:
+    """The session in force, as the API shows it."""
+    pcm: Json = {"type": "audio/pcm", "rate": 24_000}
+    return {
+        "type": "realtime",
+        "object": "realtime.session",
+        "id": f"sess_{call.removeprefix('rtc_')}",
+        "model": card.name,
+        "output_modalities": ["audio"],
+        "instructions": prompt.text or "",
+        "audio": {
+            "input": {"format": pcm, "transcription": None, "noise_reduction": None, "turn_detection": None},
+            "output": {"format": pcm, "voice": prompt.voice or card.default_voice, "speed": 1.0},
+        },
+        "tools": [],
+        "tool_choice": "none",
+        "max_output_tokens": "inf",
+        "tracing": None,
+        "truncation": "auto",
+        "prompt": None,
+        "include": None,
+        "seed": prompt.seed,
+        "text_temperature": prompt.text_temperature,
+        "text_top_k": prompt.text_top_k,
+        "audio_temperature": prompt.audio_temperature,
+        "audio_top_k": prompt.audio_top_k,
+    }
+
+
+def _voice(session: Mapping[str, Json]) -> Json:
+    """`audio.output.voice`, or `voice` as older clients send it; OpenAI also takes `{"id": ...}`."""
+    voice = session.get("voice")
+    match session.get("audio"):
+        case {"output": {"voice": named}}:
+            voice = named
+    match voice:
+        case {"id": named}:
+            return named
+    return voice
+
+
+def _known_voice(voice: Json, card: ModelCard) -> str:
+    if isinstance(voice, str) and voice in card.voices:
+        return voice
+    known = ", ".join(card.voices)
+    raise RequestError(
+        f"no voice {voice!r}; there are: {known}", code="unknown_voice", param="session.audio.output.voice"
+    )
+
+
+def _text(text: Json, base: str | None, card: ModelCard) -> str | None:
+    where = "session.instructions"
+    if text is None:
+        return base
+    if not isinstance(text, str):
+        raise RequestError(f"instructions must be a string, not {text!r:.40}", code="invalid_value", param=where)
+    if len(text) > card.max_text_chars and card.takes_text:
+        sentence = f"instructions may have {card.max_text_chars} characters, not {len(text)}"
+        raise RequestError(sentence, code="string_above_max_length", param=where)
+    return text
+
+
+def _temperature(session: Mapping[str, Json], name: str, base: float | None) -> float | None:
+    value = session.get(name)
+    if value is None:
+        return base
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TEMPERATURE:
+        raise _invalid(f"{name} must be a number from 0 to {MAX_TEMPERATURE:g}, not {value!r:.40}", name)
+    return float(value)
+
+
+def _top_k(session: Mapping[str, Json], name: str, base: int | None) -> int | None:
+    return base if session.get(name) is None else _whole(session, name, 1, MAX_TOP_K)
+
+
+def _seed(session: Mapping[str, Json], base: int) -> int:
+    return base if session.get("seed") is None else _whole(session, "seed", 0, MAX_SEED)
+
+
+def _whole(session: Mapping[str, Json], name: str, low: int, high: int) -> int:
+    value = session[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _invalid(f"{name} must be a whole number from {low} to {high}, not {value!r:.40}", name)
+    return value
+
+
+def _invalid(message: str, name: str) -> RequestError:
+    return RequestError(message, code="invalid_value", param=f"session.{name}")
