@@ -80,9 +80,9 @@ class Decoder:
 class Encoder:
     """One caller's Opus: 20 ms packets of 24 kHz mono, in the mode for a clean path or for a lossy one.
 
-    On a clean path application audio at 40 kbps and complexity 5 codes CELT, at a third of the CPU time of the voice mode.
-    CELT has no in-band FEC, so while the peer reports loss the signal is declared voice, which codes SILK or hybrid with
-    FEC; a low-delay encoder could never do that. Both have 6.5 ms of look-ahead.
+    On a clean path application audio at 40 kbps and complexity 5 codes CELT, at a third of the voice mode's CPU time.
+    CELT has no in-band FEC, so while the peer reports loss the signal is declared voice, which codes SILK or hybrid
+    with FEC; a low-delay encoder could never do that. Both have 6.5 ms of look-ahead.
     """
 
     BITRATE = 40_000
@@ -113,7 +113,7 @@ class Encoder:
         return self._loss > 0
 
     def set_loss(self, fraction: float) -> None:
-        """Follow the peer's reports of lost packets (0..1), one call a report; loss is believed at once, its end slowly."""
+        """Follow the peer's reports of lost packets (0..1), one call a report; it is quick to believe in loss."""
         loss = max(fraction, self._loss * self._LOSS_EASES)
         self._loss = loss if loss >= self._LOSS_OVER else 0.0
         self._set(_SET_SIGNAL, _SIGNAL_VOICE if self.guarded else _AUTO)
@@ -127,8 +127,8 @@ class Encoder:
 def carries_fec(payload: bytes) -> bool:
     """Whether a packet holds a copy (LBRR) of the packet before it.
 
-    CELT has none. A SILK frame opens with one bit of voice activity for each 20 ms and then the LBRR flag, in stereo once
-    more for the side channel; both are coded with even odds, so they are plain bits (RFC 6716, 4.2.3 and 4.2.4).
+    CELT has none. A SILK frame opens with one bit of voice activity for each 20 ms and then the LBRR flag, in stereo
+    once more for the side channel; both are coded with even odds, so they are plain bits (RFC 6716, 4.2.3 and 4.2.4).
     """
     first = _first_frame(payload)
     config = payload[0] >> 3 if payload else 31
