@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
+from webrtc_duplex.bridge.command import add_bridge_command
 from webrtc_duplex.errors import DuplexError
 from webrtc_duplex.settings import EngineSettings, ServerSettings, Settings
 
@@ -28,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve_command(commands)
+    add_bridge_command(commands)
     return parser
 
 
