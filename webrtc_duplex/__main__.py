@@ -3,12 +3,13 @@
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
+from webrtc_duplex import settings
 from webrtc_duplex.bridge.command import add_bridge_command
 from webrtc_duplex.errors import DuplexError
-from webrtc_duplex.settings import EngineSettings, ServerSettings, Settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,23 +35,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_serve_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    server, engine = ServerSettings(), EngineSettings()
     serve = commands.add_parser("serve", help="serve calls over WebRTC, with the page")
-    serve.add_argument("--host", default=server.host, help="address to listen on (default: %(default)s)")
-    serve.add_argument("--port", type=int, default=server.port, help="port of HTTP (default: %(default)s)")
-    serve.add_argument("--model", default=engine.model, help="tiny (embedded), echo, or a checkpoint's directory")
-    serve.add_argument("--rows", type=int, default=engine.rows, help="callers at once (default: %(default)s)")
+    settings.add_flags(serve)
     serve.set_defaults(run=_serve)
 
 
 def _serve(options: argparse.Namespace) -> int:
     from webrtc_duplex import launch
 
-    settings = Settings(
-        engine=EngineSettings(model=options.model, rows=options.rows),
-        server=ServerSettings(host=options.host, port=options.port),
-    )
-    return asyncio.run(launch.serve(settings))
+    return asyncio.run(launch.serve(settings.read(vars(options), os.environ)))
 
 
 if __name__ == "__main__":

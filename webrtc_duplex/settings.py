@@ -1,49 +1,240 @@
-"""Every knob, read once and checked once; frozen from then on."""
+"""Every knob, read once and checked once; frozen from then on.
 
+A knob is a field of one of the dataclasses here, and that is the only place it is named. Its value comes from the first
+of these that has it: the flag (`--media-timeout-s 5`), the environment (`WEBRTC_DUPLEX_MEDIA_TIMEOUT_S=5`), the file of
+`--config` (`[server]`, then `media_timeout_s = 5`), the default below. `python -m webrtc_duplex.settings` prints the table of all.
+"""
+
+import argparse
+import dataclasses
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar, cast, get_args, get_origin, get_type_hints
 
 from webrtc_duplex.errors import RequestError
+
+T = TypeVar("T")
+
+ENVIRONMENT_PREFIX = "WEBRTC_DUPLEX_"
+
+
+def knob(default: T, help: str) -> T:
+    """A field with a default and the sentence that explains it, in `--help` and in the table."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """What the engine process is started with."""
 
-    model: str = "tiny"
-    """`tiny`, `echo`, or the directory of a checkpoint."""
-    rows: int | None = 4
-    """Callers at once; None: as many as a step measured at start-up leaves time for (`--rows auto`)."""
-    phases: int = 1
-    """Sub-ticks in 80 ms; rows are spread over them."""
-    device: str = "cpu"
-    resume_grace_s: float = 10.0
-    """How long the row of a vanished caller is kept; 0: it ends at once."""
-    connect_deadline_s: float = 15.0
-    """How long a lease may wait for its caller's media."""
+    model: str = knob("tiny", "`tiny` (embedded), `echo`, or the directory of a checkpoint")
+    rows: int | None = knob(4, "callers at once; `auto`: as many as a step measured at start-up leaves time for")
+    phases: int = knob(1, "sub-ticks in 80 ms; rows are spread over them")
+    device: str = knob("cpu", "torch device of the model")
+    resume_grace_s: float = knob(10.0, "how long the row of a vanished caller is kept; 0: it ends at once")
+    connect_deadline_s: float = knob(15.0, "how long a lease may wait for its caller's media")
 
     def __post_init__(self) -> None:
-        if self.rows is not None and self.rows < 1:
-            raise RequestError(f"rows must be at least 1, not {self.rows}", param="rows")
-        if self.phases < 1:
-            raise RequestError(f"phases must be at least 1, not {self.phases}", param="phases")
+        if self.rows is not None:
+            _at_least("rows", self.rows, 1)
+        _at_least("phases", self.phases, 1)
+        _at_least("resume_grace_s", self.resume_grace_s, 0)
+        _at_least("connect_deadline_s", self.connect_deadline_s, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """What one server process is started with."""
 
-    host: str = "127.0.0.1"
-    port: int = 8080
-    media_timeout_s: float = 5.0
-    """No RTP, RTCP or STUN for so long: the caller has vanished."""
-    static: Path | None = None
-    """Directory of the page; None: the one in the package."""
+    host: str = knob("127.0.0.1", "address that HTTP listens on")
+    port: int = knob(8080, "port that HTTP listens on; 0: the system chooses")
+    media_timeout_s: float = knob(5.0, "no RTP, RTCP or STUN for so long: the caller has vanished")
+    static: Path | None = knob(None, "directory of the page, instead of the one in the package")
+
+    def __post_init__(self) -> None:
+        _between("port", self.port, 0, 65535)
+        _at_least("media_timeout_s", self.media_timeout_s, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole configuration of one `webrtc-duplex serve`."""
+    """The whole configuration of one `webrtc-duplex serve`; each field is a section of the TOML file."""
 
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise RequestError(f"{name} must be at least {least:g}, not {value:g}", param=name)
+
+
+def _between(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise RequestError(f"{name} must be between {least:g} and {most:g}, not {value:g}", param=name)
+
+
+# ---- reading
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One knob, as flags, environment and file name it."""
+
+    section: str
+    name: str
+    kind: object
+    default: object
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+    def parse(self, value: object, where: str) -> object:
+        """The value that a text, or a value of the TOML file, stands for; RequestError says what was wanted."""
+        try:
+            return _parse(self.kind, value)
+        except ValueError as error:
+            message = f"{where} must be {error}, not {value!r}"
+            raise RequestError(message, param=self.name) from None
+
+
+def knobs() -> Iterator[Knob]:
+    """All knobs, section by section."""
+    for section in dataclasses.fields(Settings):
+        kinds = get_type_hints(section.type)
+        for entry in dataclasses.fields(cast(type[EngineSettings], section.type)):
+            yield Knob(section.name, entry.name, kinds[entry.name], entry.default, entry.metadata["help"])
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for each knob; one that is not given leaves no trace in the parsed options."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    for knob in knobs():
+        help = f"{knob.help} (default: {_written(knob)})"
+        if knob.kind is bool:
+            parser.add_argument(
+                knob.flag, dest=knob.name, action="store_const", const="true", default=argparse.SUPPRESS, help=help
+            )
+        else:
+            parser.add_argument(knob.flag, dest=knob.name, metavar=_metavar(knob), default=argparse.SUPPRESS, help=help)
+
+
+def read(flags: Mapping[str, object], environment: Mapping[str, str]) -> Settings:
+    """The settings that flags, environment, and the file of `config` give together."""
+    config = flags.get("config")
+    document = _document(Path(str(config))) if config is not None else {}
+    values: dict[str, dict[str, object]] = {section.name: {} for section in dataclasses.fields(Settings)}
+    for knob in knobs():
+        in_file = document.get(knob.section, {})
+        if knob.name in flags:
+            values[knob.section][knob.name] = knob.parse(flags[knob.name], knob.flag)
+        elif knob.variable in environment:
+            values[knob.section][knob.name] = knob.parse(environment[knob.variable], knob.variable)
+        elif knob.name in in_file:
+            where = f"{knob.section}.{knob.name} in {config}"
+            values[knob.section][knob.name] = knob.parse(in_file[knob.name], where)
+    sections = {section.name: section.type for section in dataclasses.fields(Settings)}
+    return Settings(**{name: cast(type, kind)(**values[name]) for name, kind in sections.items()})
+
+
+def _document(path: Path) -> dict[str, dict[str, object]]:
+    """The file, with nothing in it that no knob is for."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise RequestError(f"the settings file {path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise RequestError(f"the settings file {path} is not TOML: {error}") from error
+    known: dict[str, set[str]] = {}
+    for knob in knobs():
+        known.setdefault(knob.section, set()).add(knob.name)
+    for section, entries in document.items():
+        if section not in known or not isinstance(entries, dict):
+            raise RequestError(f"{path} has sections {', '.join(known)}; it does not know {section}")
+        if strange := sorted(set(entries) - known[section]):
+            raise RequestError(f"[{section}] in {path} does not know {', '.join(strange)}")
+    return document
+
+
+def _parse(kind: object, value: object) -> object:
+    """Raises ValueError naming what was wanted."""
+    if get_origin(kind) is types.UnionType:  # X | None: `auto` and nothing mean None
+        inner = next(one for one in get_args(kind) if one is not type(None))
+        return None if value in ("", "auto", None) else _parse(inner, value)
+    if get_origin(kind) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+            raise ValueError("texts with commas between them")
+        return tuple(part.strip() for part in parts if part.strip())
+    if kind is bool:
+        return _parse_bool(value)
+    if kind is int or kind is float:
+        return _parse_number(kind, value)
+    if not isinstance(value, str):
+        raise ValueError("a text")
+    return Path(value).expanduser() if kind is Path else value
+
+
+def _parse_bool(value: object) -> bool:
+    match str(value).lower():
+        case "true" | "yes" | "on" | "1":
+            return True
+        case "false" | "no" | "off" | "0":
+            return False
+    raise ValueError("true or false")
+
+
+def _parse_number(kind: object, value: object) -> float:
+    wanted = "a whole number" if kind is int else "a number"
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, str | int | float)
+        or (kind is int and isinstance(value, float))
+    ):
+        raise ValueError(wanted)
+    try:
+        return int(value) if kind is int else float(value)
+    except ValueError:
+        raise ValueError(wanted) from None
+
+
+# ---- telling
+
+
+def table() -> str:
+    """All knobs as a Markdown table."""
+    lines = ["| section | flag | environment | default | what |", "|---|---|---|---|---|"]
+    for knob in knobs():
+        lines.append(f"| {knob.section} | `{knob.flag}` | `{knob.variable}` | {_written(knob)} | {knob.help} |")
+    return "\n".join(lines)
+
+
+def _written(knob: Knob) -> str:
+    match knob.default:
+        case None:
+            return "none"
+        case tuple():
+            return ",".join(knob.default) or "none"
+        case bool():
+            return str(knob.default).lower()
+    return str(knob.default)
+
+
+def _metavar(knob: Knob) -> str:
+    kinds = get_args(knob.kind) if get_origin(knob.kind) is types.UnionType else (knob.kind,)
+    if Path in kinds:
+        return "PATH"
+    return "N" if {int, float} & set(kinds) else "TEXT"
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,82 @@
+"""Settings: where a value comes from, and what is said of one that will not do."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from webrtc_duplex import settings
+from webrtc_duplex.errors import RequestError
+from webrtc_duplex.settings import Settings
+
+
+def flags(*arguments: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    return vars(parser.parse_args(arguments))
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert settings.read(flags(), {}) == Settings()
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[server]\nport = 1\nhost = "::1"\nmedia_timeout_s = 3\n')
+    environment = {"WEBRTC_DUPLEX_PORT": "2", "WEBRTC_DUPLEX_HOST": "0.0.0.0"}
+    server = settings.read(flags("--config", str(file), "--port", "3"), environment).server
+    assert (server.port, server.host, server.media_timeout_s) == (3, "0.0.0.0", 3.0)
+
+
+def test_rows_may_be_measured() -> None:
+    assert settings.read(flags("--rows", "auto"), {}).engine.rows is None
+
+
+def test_no_knob_has_two_sections() -> None:
+    names = [knob.name for knob in settings.knobs()]
+    assert len(names) == len(set(names))
+
+
+def test_every_knob_stands_in_the_table() -> None:
+    table = settings.table()
+    assert all(f"`{knob.flag}`" in table and knob.help in table for knob in settings.knobs())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sentence"),
+    [
+        (["--port", "http"], {}, "--port must be a whole number, not 'http'"),
+        (["--port", "70000"], {}, "port must be between 0 and 65535, not 70000"),
+        (["--rows", "0"], {}, "rows must be at least 1, not 0"),
+        (["--rows", "2.5"], {}, "--rows must be a whole number, not '2.5'"),
+        ([], {"WEBRTC_DUPLEX_MEDIA_TIMEOUT_S": "soon"}, "WEBRTC_DUPLEX_MEDIA_TIMEOUT_S must be a number, not 'soon'"),
+        (["--resume-grace-s", "nan"], {}, "resume_grace_s must be at least 0, not nan"),
+    ],
+)
+def test_a_wrong_value_is_refused_where_it_was_given(
+    arguments: list[str], environment: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        settings.read(flags(*arguments), environment)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[server]\nports = 1", "does not know ports"),
+        ("[server", "is not TOML"),
+        ("[disco]\nlights = true", "it does not know disco"),
+        ("[server]\nport = true", "server.port in .* must be a whole number, not True"),
+        ("[server]\nhost = 4", "server.host in .* must be a text, not 4"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name(text: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(RequestError, match=sentence):
+        settings.read(flags("--config", str(file)), {})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"gone\.toml cannot be read"):
+        settings.read(flags("--config", str(tmp_path / "gone.toml")), {})
