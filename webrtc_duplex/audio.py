@@ -88,8 +88,10 @@ class SoundRing:
 
     SLOTS = 4
 
-    def __init__(self, rows: int, memory: bytearray | mmap.mmap) -> None:
+    def __init__(self, rows: int, memory: bytearray | mmap.mmap, name: str = "") -> None:
         self.rows = rows
+        self.name = name
+        """Path of the shared file; empty for a ring in this process only."""
         self._memory = memory
         stamps = np.frombuffer(memory, np.int64, 2 * rows * self.SLOTS * 2)
         pcm = np.frombuffer(memory, np.int16, 2 * rows * self.SLOTS * FRAME_SAMPLES, offset=stamps.nbytes)
@@ -124,7 +126,7 @@ class SoundRing:
     def join(cls, path: Path, rows: int) -> Self:
         """Map a ring that another process made."""
         with path.open("r+b") as file:
-            return cls(rows, mmap.mmap(file.fileno(), cls.size(rows)))
+            return cls(rows, mmap.mmap(file.fileno(), cls.size(rows)), str(path))
 
     def _empty_all(self) -> None:
         for row in range(self.rows):

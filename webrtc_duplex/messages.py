@@ -20,8 +20,11 @@ dataclass, and both sides `match` on them. The life of a call in messages:
 Hello comes first on every connection, Stats about once a second.
 """
 
+import io
+import pickle
+import struct
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, cast
 
 from webrtc_duplex.errors import (
     AuthError,
@@ -274,3 +277,57 @@ class Stats:
 
 
 Event = Hello | Leased | Refused | Ready | Live | Stepped | Ended | Stats
+
+
+# ---- on the socket: a length of four bytes, little-endian, then the pickled message
+
+MESSAGE_LIMIT = 1 << 20
+"""Bytes of the longest message; a connection that announces more is broken."""
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack(message: Request | Event) -> bytes:
+    """A message as it goes on the socket."""
+    body = pickle.dumps(message, protocol=5)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unpacker:
+    """Bytes of a socket in, messages out."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, received: bytes) -> list[Request | Event]:
+        """Add what was received; returns the messages now whole. Raises ValueError when they cannot be any."""
+        self._bytes += received
+        messages: list[Request | Event] = []
+        start = 0
+        while len(self._bytes) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._bytes, start)
+            if length > MESSAGE_LIMIT:
+                raise ValueError(f"a message has at most {MESSAGE_LIMIT} bytes, not {length}")
+            end = start + _LENGTH.size + length
+            if len(self._bytes) < end:
+                break
+            messages.append(_unpickle(bytes(self._bytes[start + _LENGTH.size : end])))
+            start = end
+        del self._bytes[:start]
+        return messages
+
+
+class _OnlyMessages(pickle.Unpickler):
+    """Makes nothing but the classes of this module, though both ends of the socket are ours."""
+
+    def find_class(self, module_name: str, global_name: str) -> object:
+        if module_name != __name__ or global_name.startswith("_"):
+            raise pickle.UnpicklingError(f"{module_name}.{global_name} is no message")
+        return super().find_class(module_name, global_name)
+
+
+def _unpickle(body: bytes) -> Request | Event:
+    try:
+        return cast(Request | Event, _OnlyMessages(io.BytesIO(body)).load())
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, TypeError) as error:
+        raise ValueError(f"not a message: {error}") from error
