@@ -1,0 +1,124 @@
+"""What Prometheus is told: each stage of the sound's way, rows, joins, refusals, and what had to be concealed.
+
+`Metrics` is what this process counts itself; the engine counts its own share and sends it once a second (`Stats`), and
+`EngineCollector` retells it. Durations are seconds, sizes bytes, as Prometheus has it.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from webrtc_duplex import messages
+from webrtc_duplex.server.engine_client import EngineClient
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+JOIN_BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 15)
+LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+PACING_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+
+
+class Metrics:
+    """The counters of one server process, in a registry of their own."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(engine))
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self.calls = Gauge("webrtc_duplex_calls", "Calls now, by state", ["state"], registry=self.registry)
+        self.calls_ended = Counter(
+            "webrtc_duplex_calls_ended", "Calls that are over, by reason", ["reason"], registry=self.registry
+        )
+        self.refusals = Counter(
+            "webrtc_duplex_refusals", "Requests refused, by error code", ["code"], registry=self.registry
+        )
+        self.join = Histogram(
+            "webrtc_duplex_join_seconds",
+            "From the offer until model time runs",
+            buckets=JOIN_BOUNDS_S,
+            registry=self.registry,
+        )
+        self.call = Histogram(
+            "webrtc_duplex_call_seconds",
+            "How long calls were live",
+            buckets=(1, 5, 15, 30, 60, 120, 300, 600, 1200, 3600),
+            registry=self.registry,
+        )
+        self.loop_lag = Histogram(
+            "webrtc_duplex_loop_lag_seconds",
+            "How late the ticker of this process woke",
+            buckets=LAG_BOUNDS_S,
+            registry=self.registry,
+        )
+        self.heard = Counter(
+            "webrtc_duplex_heard_samples",
+            "Samples at 24 kHz towards the model, by how they came about",
+            ["origin"],  # received, recovered (FEC), concealed, silent
+            registry=self.registry,
+        )
+        self.packets = Counter(
+            "webrtc_duplex_packets", "RTP packets of callers, by what became of them", ["fate"], registry=self.registry
+        )
+        self.underruns = Counter(
+            "webrtc_duplex_playout_underruns",
+            "Chunks due to a caller that the engine had not said",
+            registry=self.registry,
+        )
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class EngineCollector(Collector):
+    """Retells what the engine last said of itself; without an engine only that."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """The engine's metrics, made when Prometheus asks."""
+        ready = self._engine.ready
+        yield GaugeMetricFamily("webrtc_duplex_engine_ready", "Whether an engine serves", value=float(ready))
+        if not ready:
+            return
+        yield GaugeMetricFamily("webrtc_duplex_rows", "Callers the engine takes at once", value=self._engine.rows)
+        if (last := self._engine.last_step) is not None:
+            yield GaugeMetricFamily("webrtc_duplex_rows_free", "Rows without a caller", value=last.free_rows)
+            yield GaugeMetricFamily(
+                "webrtc_duplex_admitting", "Whether new calls are let in", value=float(last.admitting)
+            )
+        if (stats := self._engine.stats) is not None:
+            yield from _retell(stats)
+
+
+def _retell(stats: messages.Stats) -> Iterator[Metric]:
+    for name, help, histogram in (
+        ("step_seconds", "One step of the model", stats.step_s),
+        ("step_late_seconds", "How long after its tick a step began", stats.late_s),
+        ("step_rows", "Rows a step", stats.batch),
+        ("prefill_seconds", "From the lease until the prompt was in the row", stats.prefill_s),
+    ):
+        yield _histogram(f"webrtc_duplex_{name}", help, histogram)
+    for name, help, count in (
+        ("skipped_ticks", "Ticks left out, as the step before had not ended", stats.skipped_ticks),
+        ("missing_frames", "Ticks of a row at which its caller's frame was not there", stats.missing_frames),
+        ("leases", "Rows leased", stats.leases),
+        ("engine_refusals", "Calls refused by the engine", stats.refused),
+        ("row_faults", "Calls ended because their numbers were not finite", stats.faults),
+        ("stale_messages", "Requests and outputs of leases that were over", stats.stale),
+    ):
+        yield CounterMetricFamily(f"webrtc_duplex_{name}", help, value=count)
+
+
+def _histogram(name: str, help: str, histogram: messages.Histogram) -> HistogramMetricFamily:
+    """Prometheus' buckets are cumulative, the engine's are not."""
+    buckets, so_far = [], 0
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+        so_far += count
+        buckets.append((bound, float(so_far)))
+    return HistogramMetricFamily(name, help, buckets=buckets, sum_value=histogram.total)
