@@ -95,6 +95,11 @@ def read_voices(directory: Path, model: VoiceModel) -> VoiceShelf:
     return VoiceShelf(dict(sorted(voices.items())), faults)
 
 
+def are_in(directory: Path) -> bool:
+    """Whether a checkpoint directory has voices at all."""
+    return (directory / ARCHIVE).is_file() or (directory / FOLDER).is_dir()
+
+
 def read_voice(path: Path, model: VoiceModel) -> Voice:
     """Read one voice file. Raises CheckpointError, or RequestError for a recording that is none."""
     if path.suffix not in SUFFIXES:
