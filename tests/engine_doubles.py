@@ -16,7 +16,7 @@ from webrtc_duplex.audio import FRAME_SAMPLES, Pcm
 from webrtc_duplex.engine.inbox import Received
 from webrtc_duplex.engine.loop import SOCKET_NAME, serve_engine
 from webrtc_duplex.engine.scheduler import Joined, Left
-from webrtc_duplex.errors import RequestError
+from webrtc_duplex.errors import CheckpointError, RequestError
 from webrtc_duplex.messages import Event, ModelCard, Prompt, Request
 from webrtc_duplex.settings import EngineSettings
 
@@ -143,6 +143,11 @@ def engine_thread(directory: Path, runner: EchoDouble, settings: EngineSettings 
         os.close(parent)
         thread.join()
         os.close(lifeline)
+
+
+def refuse(message: str) -> EchoDouble:
+    """A model that cannot be loaded."""
+    raise CheckpointError(message)
 
 
 def tone(frequency_hz: float = 440.0) -> Pcm:

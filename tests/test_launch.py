@@ -1,0 +1,166 @@
+"""The engine as a process: started, lost, restarted, given up."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from webrtc_duplex import launch
+from webrtc_duplex.engine.loop import SOCKET_NAME
+from webrtc_duplex.errors import EngineError
+from webrtc_duplex.messages import Prompt
+from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
+from webrtc_duplex.settings import EngineSettings
+
+
+def engine_command(load: str) -> tuple[str, ...]:
+    """A command that is an engine with the runner that the expression gives for `settings`."""
+    code = (
+        "from tests.engine_doubles import *; from webrtc_duplex import launch;"
+        f"raise SystemExit(launch.engine_process(lambda settings: {load}))"
+    )
+    return (sys.executable, "-c", code)
+
+
+ECHO = engine_command("EchoDouble(settings.rows)")
+BROKEN_MODEL = engine_command("refuse('no weights are in this directory')")
+DYING_MODEL = engine_command("EchoDouble(0)")  # there is no sound ring without rows
+
+
+@pytest.fixture(autouse=True)
+def from_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> launch.StartOrder:
+    return launch.StartOrder(EngineSettings(rows=2), tmp_path, log_level=30)
+
+
+@asynccontextmanager
+async def supervised(order: launch.StartOrder) -> AsyncIterator[EngineClient]:
+    """A client whose engine is kept running."""
+    async with EngineClient(order.directory / SOCKET_NAME) as client:
+        supervisor = asyncio.create_task(launch.supervise(ECHO, order, client))
+        try:
+            await client.wait_ready(20)
+            yield client
+        finally:
+            supervisor.cancel()
+            with suppress(asyncio.CancelledError):
+                await supervisor
+
+
+def children(pid: int | str = "self") -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+async def go_live(stream: DuplexStream) -> None:
+    stream.start()
+    await stream.live.wait()
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+async def test_calls_end_with_a_reason_within_2_s_when_the_engine_dies_or_hangs_and_the_next_one_serves(
+    order: launch.StartOrder, fate: signal.Signals
+) -> None:
+    async with supervised(order) as client:
+        async with client.open("a", Prompt()) as one, client.open("b", Prompt()) as other:
+            await go_live(one)
+            (engine,) = children()
+            os.kill(engine, fate)
+            async with asyncio.timeout(2):
+                for stream in (one, other):
+                    with pytest.raises(EngineError) as lost:
+                        async for _ in stream:
+                            pass
+                    assert lost.value.code == "engine_lost"
+            assert not client.ready
+        await client.wait_ready(20)
+        assert children() != [engine]
+        async with client.open("c", Prompt()) as stream:
+            await go_live(stream)
+            assert (await anext(stream)).token == 1
+
+
+async def test_a_bad_start_is_one_sentence_and_no_restart(
+    order: launch.StartOrder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with EngineClient(order.directory / SOCKET_NAME) as client:
+        assert await launch.supervise(BROKEN_MODEL, order, client) == launch.EXIT_BAD_START
+    assert capfd.readouterr().err == "webrtc-duplex: no weights are in this directory\n"
+
+
+async def test_an_engine_that_dies_three_times_in_a_minute_is_given_up(
+    order: launch.StartOrder, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with EngineClient(order.directory / SOCKET_NAME) as client:
+        assert await launch.supervise(DYING_MODEL, order, client, back_off_s=(0, 0)) == launch.EXIT_GAVE_UP
+    assert capfd.readouterr().err.count("the engine dies") == 3
+    assert "given up" in caplog.text
+
+
+@pytest.mark.parametrize("engine_fate", [None, signal.SIGSTOP])
+async def test_the_engine_ends_within_2_s_when_its_server_is_killed(
+    tmp_path: Path, engine_fate: signal.Signals | None
+) -> None:
+    code = (
+        "import asyncio; from pathlib import Path; from tests.test_launch import *\n"
+        "async def main():\n"
+        f"    order = launch.StartOrder(EngineSettings(rows=2), Path({str(tmp_path)!r}), 30)\n"
+        "    async with supervised(order):\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    async with EngineClient(tmp_path / SOCKET_NAME) as client:
+        await client.wait_ready(20)
+        (engine,) = children(server.pid)
+        if engine_fate is not None:
+            os.kill(engine, engine_fate)
+        server.kill()
+        await server.wait()
+        async with asyncio.timeout(2):
+            while is_running(engine):
+                await asyncio.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_an_engine_leaves_nothing_behind_when_its_server_ends(order: launch.StartOrder) -> None:
+    began = time.monotonic()
+    async with supervised(order):
+        assert len(list(order.directory.iterdir())) == 2
+    assert not children() and not list(order.directory.iterdir())
+    assert time.monotonic() - began < 60
+
+
+def test_the_runtime_directory_is_private_and_goes_with_its_block(tmp_path: Path) -> None:
+    with launch.runtime_directory(tmp_path) as directory:
+        assert directory.stat().st_mode & 0o777 == 0o700
+        with launch.runtime_directory(tmp_path) as another:
+            assert another != directory and directory.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_server_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    left = tmp_path / "webrtc-duplex-left"
+    left.mkdir()
+    (left / "lock").touch()
+    (left / "sound.ring").touch()
+    with launch.runtime_directory(tmp_path):
+        assert not left.exists()

@@ -1,0 +1,266 @@
+"""The composition root: starts the engine process, joins both sides, restarts it when it dies or hangs.
+
+`serve` runs in the server process, `engine_process` in the engine's. The latter gets its start order by its standard
+input, which is its lifeline afterwards: it ends when that closes, that is with its parent.
+"""
+
+import asyncio
+import ctypes
+import fcntl
+import gc
+import logging
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
+from webrtc_duplex.errors import DuplexError
+from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.settings import EngineSettings, Settings
+
+logger = logging.getLogger(__name__)
+
+EXIT_BAD_START = 2
+"""Exit code, of engine and server, where starting again would fail again: a bad checkpoint, impossible rows."""
+EXIT_GAVE_UP = 1
+
+DEATHS = 3
+DEATHS_WITHIN_S = 60.0
+"""An engine that dies so often in so short a time is given up."""
+
+BACK_OFF_S = (0.1, 1.0)
+"""Pause before a restart, after the first and the second death of the last minute."""
+
+FAREWELL_S = 1.0
+"""How long an engine may take to end by itself when its lifeline is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartOrder:
+    """What an engine process is told."""
+
+    settings: EngineSettings
+    directory: Path
+    log_level: int
+
+
+# ---- the server process
+
+
+async def serve(settings: Settings) -> int:
+    """Serve calls until SIGTERM or SIGINT, or until the engine is given up; returns the exit code."""
+    with runtime_directory() as directory:
+        order = StartOrder(settings.engine, directory, logging.getLogger().getEffectiveLevel())
+        async with (
+            EngineClient(directory / SOCKET_NAME) as engine,
+            _supervised(order, engine) as supervisor,
+            _http(settings, engine),
+            _signalled() as signalled,
+        ):
+            await asyncio.wait({supervisor, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            return supervisor.result() if supervisor.done() else 0
+
+
+@contextmanager
+def runtime_directory(base: Path = Path("/dev/shm")) -> Iterator[Path]:
+    """A private directory for socket and ring, in memory if there is such a place; removed at the end.
+
+    A lock in it is held as long as it is used, so that what a killed server has left is known and swept.
+    """
+    parent = base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
+    _sweep(parent)
+    directory = Path(tempfile.mkdtemp(prefix="webrtc-duplex-", dir=parent))  # of mode 0700
+    try:
+        with (directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove directories of this user whose server is gone."""
+    for path in parent.glob("webrtc-duplex-*/lock"):
+        try:
+            with path.open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+        except OSError:  # in use, or somebody else's
+            continue
+
+
+@asynccontextmanager
+async def _supervised(order: StartOrder, engine: EngineClient) -> AsyncIterator[asyncio.Task[int]]:
+    """An engine kept running while the block lasts; the task ends, with an exit code, only if it is given up."""
+    supervisor = asyncio.create_task(supervise(ENGINE_COMMAND, order, engine), name="engine supervisor")
+    try:
+        yield supervisor
+    finally:
+        supervisor.cancel()
+        await asyncio.wait([supervisor])
+
+
+@asynccontextmanager
+async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[None]:
+    """The HTTP server while the block lasts; leaving it ends all calls."""
+    from aiohttp import web
+
+    from webrtc_duplex.server.app import make_app
+
+    runner = web.AppRunner(make_app(settings, engine))
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.server.host, settings.server.port)
+        await site.start()
+        for host, port, *_ in runner.addresses:
+            logger.info("listening on http://%s:%d", host, port)
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def _signalled() -> AsyncIterator[asyncio.Task[bool]]:
+    """A task that ends when this process is asked to."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.set)
+    waiting = asyncio.create_task(asked.wait(), name="signals")
+    try:
+        yield waiting
+    finally:
+        waiting.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+# ---- the supervisor
+
+ENGINE_CODE = "from webrtc_duplex import launch; raise SystemExit(launch.engine_process(launch.load_runner))"
+ENGINE_COMMAND = (sys.executable, "-c", ENGINE_CODE)
+
+
+async def supervise(
+    command: Sequence[str], order: StartOrder, engine: EngineClient, back_off_s: Sequence[float] = BACK_OFF_S
+) -> int:
+    """Keep an engine process running. Returns the exit code for this process when it is given up.
+
+    `engine` is only listened to: its client notices a hung engine as it does a dead one.
+    """
+    deaths: deque[float] = deque(maxlen=DEATHS)
+    while True:
+        how = await _engine_life(command, order, engine)
+        if how == EXIT_BAD_START:
+            return EXIT_BAD_START
+        now = time.monotonic()
+        deaths.append(now)
+        recent = sum(now - death < DEATHS_WITHIN_S for death in deaths)
+        logger.error("the engine is lost (%s), for the %d. time in %g s", _spell(how), recent, DEATHS_WITHIN_S)
+        if recent == DEATHS:
+            logger.error("the engine is given up")
+            return EXIT_GAVE_UP
+        await asyncio.sleep(back_off_s[recent - 1])
+
+
+async def _engine_life(command: Sequence[str], order: StartOrder, engine: EngineClient) -> int | None:
+    """Start an engine and wait for its end; returns its exit code (None: it hung and was killed).
+
+    It runs in a session of its own: Ctrl-C is for the server, which takes its leave of the callers first.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, start_new_session=True, env=_engine_environment(os.environ)
+    )
+    assert process.stdin is not None
+    exited = asyncio.create_task(process.wait())
+    lost = asyncio.create_task(engine.wait_lost())
+    try:
+        process.stdin.write(pickle.dumps(order))
+        await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not exited.done():  # dying, or hung
+            await asyncio.wait({exited}, timeout=0.1)
+        return process.returncode
+    finally:
+        lost.cancel()
+        process.stdin.close()
+        await _end(process, exited, FAREWELL_S if not lost.done() else 0.0)
+        _clear(order.directory)
+
+
+async def _end(process: asyncio.subprocess.Process, exited: asyncio.Task[int], patience_s: float) -> None:
+    """See the process end, if need be by SIGKILL, which a stopped process obeys as well."""
+    if not exited.done():
+        await asyncio.wait({exited}, timeout=patience_s)
+    if not exited.done():
+        process.kill()
+        await exited
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a killed engine has left, so that nobody joins it."""
+    for name in (SOCKET_NAME, RING_NAME):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _spell(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "it hung"
+    return f"exit code {exit_code}" if exit_code >= 0 else signal.Signals(-exit_code).name
+
+
+def _engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Half of the cores are the model's, unless somebody has said otherwise; the others carry packets."""
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    return {"OMP_NUM_THREADS": str(threads), **environment}
+
+
+# ---- the engine process
+
+
+def engine_process(load: Callable[[EngineSettings], ModelRunner]) -> int:
+    """Be an engine until the lifeline is cut; returns the exit code."""
+    order = pickle.load(sys.stdin.buffer)
+    assert isinstance(order, StartOrder)
+    _leave_ending_to_the_parent()
+    logging.basicConfig(level=order.log_level, format="%(asctime)s %(levelname)s engine: %(message)s")
+    try:
+        runner = load(order.settings)
+    except DuplexError as error:
+        sys.stderr.write(f"webrtc-duplex: {error.message}\n")
+        return EXIT_BAD_START
+    logger.info("%s is ready for %d callers", runner.card.name, runner.rows)
+    gc.collect()
+    gc.freeze()  # the model is no garbage: a collection between two ticks need not look at it
+    try:
+        serve_engine(order.directory, sys.stdin.fileno(), runner, time.monotonic, order.settings)
+    except Exception:
+        logger.exception("the engine dies")
+        return 1
+    return 0
+
+
+def _leave_ending_to_the_parent() -> None:
+    """Ignore signals meant for the whole service, as the server ends the calls first; but do not outlive it.
+
+    The kernel kills us when the parent dies: a belt beside the lifeline, which an engine that hangs does not watch.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def load_runner(settings: EngineSettings) -> ModelRunner:
+    """The model that the settings name; raises CheckpointError or RequestError."""
+    from webrtc_duplex.model import runner
+
+    return runner.load_runner(settings.model, settings.rows or 4, settings.device)
