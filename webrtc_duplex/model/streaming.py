@@ -1,0 +1,216 @@
+"""What a row remembers between frames: a typed tree of dataclasses of tensors, row first, and the rings of attention.
+
+All state is allocated once for `rows` rows and one more, the scratch row at index `rows` that padding lanes work on.
+A step lists the rows it serves (int64 [B], a tensor) and writes them in place; a row that is not listed is neither
+written nor, where that would cost anything, read. Nothing here is ever rebound, so a step can be captured as one graph.
+
+    ring of one layer, C slots a row           position p lies in slot p mod C
+
+        slot     0   1   2   3                 C is the number of keys that a query sees once the ring is full,
+        holds    8   9   6   7                 so a full ring needs no mask at all
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Keys and values that one attention layer remembers: [rows + 1, H, C, d], keys already rotated."""
+
+    keys: Tensor
+    values: Tensor
+
+    @classmethod
+    def allocate(
+        cls, rows: int, heads: int, capacity: int, width: int, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        keys, values = (torch.zeros(rows + 1, heads, capacity, width, device=device, dtype=dtype) for _ in range(2))
+        return cls(keys, values)
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[2]
+
+
+class Window(Protocol):
+    """New positions of some rows as every layer of one transformer sees them: where they go, what they attend to."""
+
+    def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
+        """Rotate, append to the ring, attend. qkv [B, T, 3, H, d] (overwritten) -> [B, T, H * d]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepWindow:
+    """T new positions for each listed row, all appended before attention; made once a step, used by every layer.
+
+    Where at least half of all rows are listed, attention runs over all rows in place and the listed ones are picked
+    from its result: for 8 rows of 300 keys, copying the listed rows' keys costs twice what attention itself does.
+    """
+
+    rows: Tensor
+    """int64 [B]"""
+    slots: Tensor
+    """int64 [B, T]"""
+    rotation: Tensor
+    """complex64 [B, T, 1, 1, d / 2]"""
+    mask: Tensor
+    """0 or -inf, [B or rows + 1, 1, T, C]"""
+    in_place: bool
+
+    @classmethod
+    def open(
+        cls, positions: Tensor, rows: Tensor, count: int, capacity: int, frequencies: Tensor, dtype: torch.dtype
+    ) -> Self:
+        """`count` new positions from each listed row's `positions` [rows + 1] on, in rings of `capacity` slots."""
+        steps = torch.arange(count, device=positions.device)
+        listed = positions.index_select(0, rows)[:, None] + steps  # [B, T]
+        in_place = 2 * rows.shape[0] >= positions.shape[0]
+        queries = positions[:, None] + steps if in_place else listed
+        return cls(
+            rows=rows,
+            slots=listed.remainder(capacity),
+            rotation=rotation(listed, frequencies)[:, :, None, None],
+            mask=ring_mask(queries, capacity, dtype),
+            in_place=in_place,
+        )
+
+    def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
+        rotate(qkv[:, :, :2], self.rotation)
+        query, keys, values = qkv.unbind(2)  # [B, T, H, d] each
+        append(ring, self.rows, self.slots, keys, values)
+        attended = self._attend_in_place(query, ring) if self.in_place else self._attend_listed(query, ring)
+        return attended.flatten(2)
+
+    def _attend_in_place(self, query: Tensor, ring: Ring) -> Tensor:
+        queries = query.new_zeros(ring.keys.shape[0], *query.shape[1:]).index_copy_(0, self.rows, query)
+        return attend(queries, ring.keys, ring.values, self.mask).index_select(0, self.rows)
+
+    def _attend_listed(self, query: Tensor, ring: Ring) -> Tensor:
+        keys, values = ring.keys.index_select(0, self.rows), ring.values.index_select(0, self.rows)
+        return attend(query, keys, values, self.mask)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWindow:
+    """T new positions of one row at once (prefill). Each query has its own window, however small the ring is.
+
+    The ring alone would not do: by the time the chunk is in it, the first queries' oldest keys are overwritten.
+    """
+
+    row: int
+    earlier: Tensor
+    """int64 [n]: slots of the n positions before the chunk that its queries may see, in order"""
+    written: Tensor
+    """int64 [m]: slots that the chunk's last m positions go to"""
+    rotation: Tensor
+    """complex64 [1, T, 1, 1, d / 2]"""
+    mask: Tensor
+    """0 or -inf, [1, 1, T, n + T]"""
+
+    @classmethod
+    def open(cls, row: int, start: int, count: int, capacity: int, frequencies: Tensor, dtype: torch.dtype) -> Self:
+        """`count` new positions of `row` from position `start` on."""
+        device = frequencies.device
+        first = start - min(start, capacity - 1)
+        keys = torch.arange(first, start + count, device=device)
+        queries = keys[start - first :]
+        age = queries[:, None] - keys  # [T, n + T]
+        seen = (age >= 0) & (age < capacity)
+        return cls(
+            row=row,
+            earlier=keys[: start - first].remainder(capacity),
+            written=queries[-capacity:].remainder(capacity),
+            rotation=rotation(queries[None], frequencies)[:, :, None, None],
+            mask=additive(seen, dtype)[None, None],
+        )
+
+    def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
+        rotate(qkv[:, :, :2], self.rotation)
+        query, keys, values = qkv.unbind(2)  # [1, T, H, d] each
+        attended = attend(query, self._seen(ring.keys, keys), self._seen(ring.values, values), self.mask)
+        kept = self.written.shape[0]
+        ring.keys[self.row].index_copy_(1, self.written, keys[0, -kept:].transpose(0, 1))
+        ring.values[self.row].index_copy_(1, self.written, values[0, -kept:].transpose(0, 1))
+        return attended.flatten(2)
+
+    def _seen(self, remembered: Tensor, new: Tensor) -> Tensor:
+        """Earlier positions of the ring, then the chunk's: [1, H, n + T, d]."""
+        earlier = remembered[self.row].index_select(1, self.earlier)
+        return torch.cat([earlier, new[0].transpose(0, 1)], dim=1)[None]
+
+
+def rope_frequencies(width: int, max_period: float, device: torch.device) -> Tensor:
+    """Radians a position for each adjacent pair of a head: f32 [d / 2], computed in f64."""
+    pairs = torch.arange(0, width, 2, dtype=torch.float64)
+    return torch.exp(-math.log(max_period) * pairs / width).float().to(device)
+
+
+def rotation(positions: Tensor, frequencies: Tensor) -> Tensor:
+    """Unit complex numbers of these positions: [..., d / 2]."""
+    angles = positions[..., None] * frequencies
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def rotate(pairs: Tensor, by: Tensor) -> None:
+    """Turn adjacent pairs of the last axis in place, in f32."""
+    as_complex = torch.view_as_complex(pairs.float().view(*pairs.shape[:-1], -1, 2))
+    if pairs.dtype == torch.float32:
+        as_complex.mul_(by)
+    else:
+        pairs.copy_(torch.view_as_real(as_complex * by).flatten(-2))
+
+
+def ring_mask(queries: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
+    """What T consecutive positions [N, T] see in their rings once all T are written: 0 or -inf, [N, 1, T, C].
+
+    The last of them sees all that is there; an earlier one not the later ones, nor the keys that those overwrote.
+    """
+    last = queries[:, -1:]
+    holds = last - (last - torch.arange(capacity, device=queries.device)).remainder(
+        capacity
+    )  # [N, C]: position in slot
+    holds = holds[:, None]
+    seen = (holds >= 0) & (holds <= queries[:, :, None])
+    return additive(seen, dtype)[:, None]
+
+
+def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
+
+
+def append(ring: Ring, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Write keys and values [B, T, H, d] to `slots` [B, T] of `rows` [B]."""
+    ring.keys[rows[:, None], :, slots] = keys
+    ring.values[rows[:, None], :, slots] = values
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Scaled dot-product attention. query [N, T, H, d], keys and values [N, H, C, d] -> [N, T, H, d]."""
+    attended = functional.scaled_dot_product_attention(query.transpose(1, 2), keys, values, mask)
+    return attended.transpose(1, 2)
+
+
+def tensors(state: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a tree of dataclasses and tuples, with its dotted name."""
+    if isinstance(state, Tensor):
+        yield name, state
+    elif isinstance(state, tuple):
+        for index, item in enumerate(state):
+            yield from tensors(item, f"{name}.{index}")
+    elif is_dataclass(state):
+        for field in fields(state):
+            yield from tensors(getattr(state, field.name), f"{name}.{field.name}" if name else field.name)
+
+
+def zero_row(state: object, row: int) -> None:
+    """Make a row as it was allocated. Old keys go too: were one not finite, even its masked product would not be."""
+    for _, tensor in tensors(state):
+        tensor[row].zero_()
