@@ -34,9 +34,9 @@ CONFIG = LMConfig(width=12, heads=3, text_card=60, keys=200)
 INITIAL = torch.linspace(-1, 1, 12)
 
 
-def encode(frames: Tensor) -> Tensor:
+def encode(pcm: Tensor) -> Tensor:
     """A codec that only counts: the codes of frame n are all n."""
-    return torch.arange(len(frames)).expand(CODEBOOKS, -1).clone()
+    return torch.arange(-(-len(pcm) // FRAME_SAMPLES)).expand(CODEBOOKS, -1).clone()
 
 
 MODEL = VoiceModel(CONFIG, INITIAL, encode)
@@ -113,12 +113,12 @@ def test_a_recording_is_cut_into_frames_and_encoded_once(tmp_path: Path) -> None
 def test_a_recording_is_brought_to_minus_24_lufs(level: float, tmp_path: Path) -> None:
     heard: list[Tensor] = []
 
-    def listen(frames: Tensor) -> Tensor:
-        heard.append(frames)
-        return encode(frames)
+    def listen(pcm: Tensor) -> Tensor:
+        heard.append(pcm)
+        return encode(pcm)
 
     read_voice(tone_wav(tmp_path / "me.wav", 2.0, level), VoiceModel(CONFIG, INITIAL, listen))
-    loudness = pyloudnorm.Meter(SAMPLE_RATE).integrated_loudness(heard[0].flatten().double().numpy())
+    loudness = pyloudnorm.Meter(SAMPLE_RATE).integrated_loudness(heard[0].double().numpy())
     assert loudness == pytest.approx(-24, abs=0.1)
 
 
@@ -295,7 +295,7 @@ def test_a_recording_too_short_to_have_a_loudness_is_no_voice(tmp_path: Path) ->
 
 
 def test_a_recording_longer_than_half_the_window_is_refused_before_it_is_encoded() -> None:
-    def never(frames: Tensor) -> Tensor:
+    def never(pcm: Tensor) -> Tensor:
         raise AssertionError("encoded")
 
     sound = np.random.default_rng(0).normal(0, 0.1, 101 * FRAME_SAMPLES).astype(np.float32)

@@ -32,7 +32,7 @@ from webrtc_duplex.model.prompts import CACHE_COLUMNS, ROWS, Voice, VoiceCodes, 
 from webrtc_duplex.model.wav import Samples, decode_wav
 
 Encode = Callable[[Tensor], Tensor]
-"""A recording's frames, float32 [V, 1920], to their codes int64 [8, V], by a Mimi that has heard nothing before."""
+"""A recording, float32 [n], to codes int64 [8, frames], by a Mimi that has heard nothing before."""
 
 SUFFIXES = (".pt", ".safetensors", ".wav")
 ARCHIVE = "voices.tgz"
@@ -131,12 +131,9 @@ def decode_voice(label: str, raw: bytes, model: VoiceModel) -> Voice:
 
 
 def encode_recording(label: str, samples: Samples, model: VoiceModel) -> VoiceCodes:
-    """Make a voice of a recording at 24 kHz: set its loudness, cut it into frames, encode them."""
-    spoken = _normalise_loudness(label, samples)
-    frames = -(-len(spoken) // FRAME_SAMPLES)
-    padded = np.pad(spoken, (0, frames * FRAME_SAMPLES - len(spoken)))
-    _check_length(label, frames, model.config)
-    return VoiceCodes(model.encode(torch.from_numpy(padded.reshape(frames, FRAME_SAMPLES))))
+    """Make a voice of a recording at 24 kHz: set its loudness and encode it."""
+    _check_length(label, -(-len(samples) // FRAME_SAMPLES), model.config)
+    return VoiceCodes(model.encode(torch.from_numpy(_normalise_loudness(label, samples))))
 
 
 def _normalise_loudness(label: str, samples: Samples) -> Samples:
