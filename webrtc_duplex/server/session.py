@@ -1,9 +1,50 @@
 """The story of a call, from offer to hang-up, and the register of all calls of this process."""
 
+import asyncio
 import enum
+import itertools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar, cast
 
+from aiortc import RTCDataChannel
+
+from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE
+from webrtc_duplex.errors import CallNotFoundError, DuplexError, EngineError, RequestError
+from webrtc_duplex.media import opus
+from webrtc_duplex.media.jitter import CUT_BEFORE_TICK_S, JitterBuffer, Packet
+from webrtc_duplex.media.playout import Playout
 from webrtc_duplex.messages import Prompt
+from webrtc_duplex.server import events
+from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
+from webrtc_duplex.server.realtime import Json, read_session, session_object
+from webrtc_duplex.server.tracks import AgentAudioTrack, Ticker
+from webrtc_duplex.server.transport import Transport, TransportStats
+from webrtc_duplex.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+FIRST_PACKET_S = 0.3
+"""A caller whose sound does not come so soon after DTLS is muted: the call is live all the same."""
+CHANNEL_OPEN_S = 5.0
+"""A data channel that was offered but does not open is not waited for any longer."""
+SETTLE_S = 0.3
+"""So long after the data channel opened its client may still choose voice and instructions."""
+STATISTICS_EVERY_S = 1.0
+ENDED_CALLS_KEPT_S = 60.0
+MESSAGES_WAITING = 64
+"""Messages of a client that wait to be acted on; further ones are refused with an error event."""
+MOST_ENDED_CALLS = 10_000
+CHANNEL_LABEL = "oai-events"
+NOTHING_REPORTED = TransportStats(rtt_s=None, jitter_in_s=None, lost_in=0, lost_out=0.0)
+
+E = TypeVar("E", bound=BaseException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,58 +67,491 @@ class SessionState(enum.Enum):
     ENDED = "ended"
 
 
+class CallOver(Exception):
+    """Ends the block of a call; `reason` is a code of `webrtc.md` 5.2, or `hangup`."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """An offer, and where its answer is awaited."""
+
+    sdp: str
+    answer: asyncio.Future[str]
+
+
+class Leg:
+    """One peer connection of a call with its sound both ways. A call has one, and one more each time it is resumed.
+
+    Owned by its `Session`, who closes it.
+    """
+
+    def __init__(
+        self, ticker: Ticker, clock: Callable[[], float], on_channel: Callable[[RTCDataChannel], None]
+    ) -> None:
+        self.transport = Transport(self._open_channel, clock)
+        self.over = self.transport.over
+        self.first_packet = asyncio.Event()
+        self.channel_open = asyncio.Event()
+        self._on_channel = on_channel
+        self._ticker = ticker
+        self._clock = clock
+
+    async def answer(self, offer: str) -> str:
+        """Raises RequestError for an offer that cannot be answered."""
+        await self.transport.receive(offer)
+        codecs = self.transport.codecs
+        self.jitter = JitterBuffer({number: opus.Decoder() for number, name in codecs.items() if name == "opus"})
+        self.encoder = opus.Encoder()
+        self.playout = Playout()
+        self.track = AgentAudioTrack(self.encoder, opus.RTP_CLOCK, self.playout, self._ticker, self._clock)
+        return await self.transport.answer(self.track, self._take)
+
+    async def media_up(self) -> None:
+        """Return once sound can go both ways, and the client has had its time to say what it wants."""
+        await self.transport.connected.wait()
+        self.track.start()
+        await _wait(self.first_packet, FIRST_PACKET_S)
+        if self.transport.has_channel and await _wait(self.channel_open, CHANNEL_OPEN_S):
+            await asyncio.sleep(SETTLE_S)
+
+    async def close(self) -> None:
+        await self.transport.close()
+
+    def _take(self, packet: Packet) -> None:
+        self.first_packet.set()
+        self.jitter.add(packet, self._clock())
+
+    def _open_channel(self, channel: RTCDataChannel) -> None:
+        self.channel_open.set()
+        self._on_channel(channel)
+
+
 class Session:
     """One call. Owned by `Calls`; everything it opened is closed when `run` returns."""
 
-    id: str
-    answer: str
-    """The peer connection's own answer; `sdp.finish_answer` makes it fit the caller's offer."""
-    prompt: Prompt
-    """The prompt in force."""
-    state: SessionState
-    ended_because: str | None
-    """A code of `webrtc.md` 5.2, once the call is over."""
+    def __init__(
+        self,
+        request: CallRequest,
+        engine: EngineClient,
+        ticker: Ticker,
+        settings: ServerSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self.id = request.id
+        self.prompt = request.prompt
+        """The prompt in force."""
+        self.answer = ""
+        """The peer connection's own answer; `sdp.finish_answer` makes it fit the caller's offer."""
+        self.state = SessionState.CONNECTING
+        self.ended_because: str | None = None
+        """A code of `webrtc.md` 5.2, or `hangup`, once the call is over."""
+        self.feed = events.Feed()
+        self.responses = events.Responses(self.feed, FRAME_S)
+        self._engine = engine
+        self._card = engine.card
+        self._ticker = ticker
+        self._settings = settings
+        self._clock = clock
+        self._began_at = clock()
+        self._leg: Leg | None = None
+        self._started = False
+        self._offers: asyncio.Queue[_Offer] = asyncio.Queue(1)  # a second one is refused
+        self._messages: asyncio.Queue[events.Message] = asyncio.Queue(MESSAGES_WAITING)  # a further one is refused
+        self._limit = events.RateLimit()
+        self._listener: events.ChannelListener | None = None
+        self._wish: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+        self._network = NOTHING_REPORTED
+
+    # ---- the story
+
+    async def run(self, first: _Offer) -> None:
+        """Lease a row, answer, and carry sound both ways until either side ends the call; then close both."""
+        try:
+            async with self._engine.open(self.id, self.prompt) as stream:
+                await self._answer(first)
+                await self._converse(stream)
+        except DuplexError as error:
+            self._fail(first, error)
+        except Exception:
+            log.exception("call %s: a fault of ours ends it", self.id)
+            self._fail(first, EngineError("the server met a fault of its own", code="server_error", status=500))
+        finally:
+            self.state = SessionState.ENDED
+            self._refuse_offers()
+            self._over.set()
+            log.info("call %s: ended, %s", self.id, self.ended_because)
+
+    async def _converse(self, stream: DuplexStream) -> None:
+        """One leg after the other, while what the agent says is carried to whichever there is."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._speak(stream))
+                tasks.create_task(self._obey(stream))
+                tasks.create_task(self._report())
+                tasks.create_task(self._await_wish())
+                while True:
+                    listening = tasks.create_task(self._listen(stream, self._current))
+                    await self._watch(self._current)
+                    listening.cancel()
+                    self._hold(stream)
+                    await self._current.close()
+                    await self._next_leg()
+        except* CallOver as group:
+            self.ended_because = _first(group, CallOver).reason
+        except* DuplexError as group:
+            self.ended_because = _first(group, DuplexError).code
+        finally:
+            self._say_goodbye()
+            await self._current.close()
+
+    async def _listen(self, stream: DuplexStream, leg: Leg) -> None:
+        """Once media is up, give the model a frame before every tick, whatever the network did to it."""
+        await leg.media_up()
+        stream.start()
+        self._started = True
+        await stream.live.wait()
+        schedule = stream.schedule
+        assert schedule is not None
+        self.state = SessionState.LIVE
+        log.info("call %s: live", self.id)
+        for n in itertools.count():
+            due = schedule.tick_at + n * FRAME_S - CUT_BEFORE_TICK_S
+            await self._ticker.until(due)
+            stream.hear(schedule.position + n, leg.jitter.pop_frame(due).pcm)
+
+    async def _speak(self, stream: DuplexStream) -> None:
+        """Send what the agent says, and its words when they are heard.
+
+        Raises EngineError when the engine ends the call.
+        """
+        async for said in stream:
+            tell = partial(self.responses.said, said.text, said.pcm)
+            if self.responses.hushed:
+                tell()
+            else:
+                self._current.track.speak(said.pcm, said.position, tell)
+
+    async def _watch(self, leg: Leg) -> None:
+        """Return when the caller has vanished, or comes anew; raises CallOver for one who has hung up."""
+        while not await _wait(leg.over, self._patience_s(leg)):
+            if self._patience_s(leg) <= 0:
+                return
+        if not self._offers.empty():
+            return
+        if leg.transport.failure is None:
+            raise CallOver("hangup")
+        if self.state is SessionState.CONNECTING:
+            raise CallOver(leg.transport.failure)
+
+    async def _next_leg(self) -> None:
+        """Wait until the caller comes back; it is the engine who ends the wait, with the row's grace."""
+        while True:
+            offer = await self._offers.get()
+            try:
+                return await self._answer(offer)
+            except RequestError as error:
+                log.info("call %s: an offer to resume it cannot be answered: %s", self.id, error)
+
+    async def _answer(self, offer: _Offer) -> None:
+        """Make the offer's connection the current leg. Raises RequestError, to whoever offered too."""
+        leg = Leg(self._ticker, self._clock, self._take_channel)
+        try:
+            self.answer = await leg.answer(offer.sdp)
+        except BaseException as error:
+            await leg.close()
+            _resolve(offer.answer, error if isinstance(error, DuplexError) else self._ended_error())
+            raise
+        self.feed.remove(self._listener)
+        self._listener = None
+        self._leg = leg
+        _resolve(offer.answer, self.answer)
+
+    def _hold(self, stream: DuplexStream) -> None:
+        """Stop model time, if it runs."""
+        if self._started:
+            stream.hold()
+            self._started = False
+            self.state = SessionState.HELD
+            log.info("call %s: held", self.id)
+
+    def _patience_s(self, leg: Leg) -> float:
+        """How much longer nothing may come. While it connects, the deadline is the engine's."""
+        if not leg.transport.connected.is_set():
+            return self._settings.media_timeout_s
+        return leg.transport.heard_at + self._settings.media_timeout_s - self._clock()
+
+    @property
+    def _current(self) -> Leg:
+        assert self._leg is not None, "a call that runs has been answered"
+        return self._leg
+
+    def _say_goodbye(self) -> None:
+        reason = self.ended_because or "server_error"
+        self.responses.finish("cancelled", "client_cancelled" if reason == "hangup" else reason)
+        self.feed.emit("ext.session.closing", reason=reason, in_ms=0)
+
+    def _refuse_offers(self) -> None:
+        while not self._offers.empty():
+            _resolve(self._offers.get_nowait().answer, self._ended_error())
+
+    def _ended_error(self) -> CallNotFoundError:
+        return CallNotFoundError(f"call {self.id} has ended")
+
+    def _fail(self, first: _Offer, error: DuplexError) -> None:
+        self.ended_because = error.code
+        _resolve(first.answer, error)
+
+    # ---- what others ask of it
 
     async def hang_up(self, reason: str = "hangup") -> None:
         """End the call and wait until all of it is closed; a no-op for one that is over."""
-        raise NotImplementedError
+        _resolve(self._wish, reason)
+        await self._over.wait()
+
+    async def resume(self, offer: str) -> str:
+        """Go on with the same row on a new peer connection, at any time; returns the answer.
+
+        Raises RequestError for an offer that cannot be answered, CallNotFoundError if the call ends meanwhile.
+        """
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        try:
+            self._offers.put_nowait(_Offer(offer, answer))
+        except asyncio.QueueFull:
+            raise RequestError("the call is being resumed already", code="call_conflict", status=409) from None
+        self._current.over.set()
+        return await answer
 
     async def add_candidate(self, candidate: str | None, mid: str | None) -> None:
-        """A candidate that the caller found after its offer (`candidate:...`); None: there will be no more.
+        """A candidate that the caller found after its offer (`candidate:...`).
 
-        Raises RequestError for one that cannot be read.
+        One that is not to be called is passed over, and so is None, the end of candidates: deadlines are our own.
         """
-        raise NotImplementedError
+        if candidate is not None and self.state is not SessionState.ENDED:
+            await self._current.transport.add_candidate(candidate, mid)
+
+    def session(self) -> dict[str, Json]:
+        """The session in force, as the API shows it."""
+        return session_object(self.id, self.prompt, self._card)
+
+    @property
+    def age_s(self) -> float:
+        return self._clock() - self._began_at
+
+    def stats(self) -> dict[str, Json]:
+        """How the call fares: what `ext.stats` says."""
+        leg = self._leg
+        step = self._engine.last_step
+        if leg is None:
+            return {}
+        heard = leg.jitter.counters
+        return {
+            "rtt_ms": _ms(self._network.rtt_s),
+            "jitter_ms": _ms(self._network.jitter_in_s),
+            "loss_in": self._network.lost_in,
+            "loss_out": round(self._network.lost_out, 3),
+            "concealed_ms": _ms(heard.concealed_samples / SAMPLE_RATE),
+            "recovered": heard.recovered,
+            "late": heard.late,
+            "jb_ms": _ms(leg.jitter.delay_s),
+            "step_ms": _ms(step.step_s) if step else None,
+            "step_lag": _ms(step.late_s) if step else None,
+            "out_buffer_ms": _ms(leg.playout.lead_s),
+            "underruns": leg.playout.counters.underruns,
+        }
+
+    # ---- events and commands
+
+    def _take_channel(self, channel: RTCDataChannel) -> None:
+        """Every channel may give orders; events go by the one called `oai-events`, or else by the first."""
+        channel.on("message", self._take_message)
+        if self._listener is not None and channel.label != CHANNEL_LABEL:
+            return
+        self.feed.remove(self._listener)
+        self._listener = events.ChannelListener(channel, partial(_resolve, self._wish, "evicted_slow"))
+        self._listener(self.feed.event("session.created", session=self.session()))
+        self.feed.add(self._listener)
+
+    def _take_message(self, text: str | bytes) -> None:
+        message = events.read_message(text)
+        try:
+            if not self._limit.allow(self._clock()):
+                raise asyncio.QueueFull
+            self._messages.put_nowait(message)
+        except asyncio.QueueFull:
+            sentence = f"more than {events.MESSAGES_PER_S} messages a second are not acted on"
+            self.feed.error(RequestError(sentence, code="rate_limit_exceeded"), message.event_id)
+
+    async def _obey(self, stream: DuplexStream) -> None:
+        """Act on the client's messages, one after the other; a bad one is answered, and ends nothing."""
+        while True:
+            message = await self._messages.get()
+            try:
+                await self._act_on(message.command, stream)
+            except DuplexError as error:
+                self.feed.error(error, message.event_id)
+
+    async def _act_on(self, command: events.Command | RequestError, stream: DuplexStream) -> None:
+        match command:
+            case RequestError():
+                raise command
+            case events.UpdateSession(session):
+                await self._update(read_session(session, self.prompt, self._card), stream)
+                self.feed.emit("session.updated", session=self.session())
+            case events.Silence():
+                self.responses.hush()
+                self._current.track.flush()
+            case events.CreateResponse():
+                self.responses.create()
+            case events.InputBuffer(commits=True):
+                self.feed.emit("input_audio_buffer.committed", previous_item_id=None, item_id="item_input")
+            case events.InputBuffer():
+                self.feed.emit("input_audio_buffer.cleared")
+
+    async def _update(self, prompt: Prompt, stream: DuplexStream) -> None:
+        """Put another prompt into the row; raises RequestError once the agent has begun to listen."""
+        if prompt == self.prompt:
+            return
+        try:
+            await stream.update(prompt)
+        except RequestError as error:
+            if error.code == "cannot_update" and prompt.voice != self.prompt.voice:
+                error.code, error.param = "cannot_update_voice", "session.audio.output.voice"
+            raise
+        self.prompt = prompt
+
+    async def _report(self) -> None:
+        """Say once a second how the call fares, and let the encoder know of the losses."""
+        while True:
+            await asyncio.sleep(STATISTICS_EVERY_S)
+            leg = self._current
+            self._network = await leg.transport.stats()
+            leg.encoder.set_loss(self._network.lost_out)
+            self.feed.emit("ext.stats", **self.stats())
+
+    async def _await_wish(self) -> None:
+        raise CallOver(await self._wish)
 
 
 class Calls:
     """Every call of this process. `async with calls` ends them all at its end."""
+
+    def __init__(
+        self, engine: EngineClient, settings: ServerSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._ticker = Ticker(clock)
+        self._sessions: dict[str, Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: OrderedDict[str, tuple[float, Session]] = OrderedDict()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+        self._ticker.stop()
+
+    def __len__(self) -> int:
+        """Calls that have not ended."""
+        return len(self._sessions)
 
     async def answer(self, request: CallRequest) -> Session:
         """Lease a row, answer the offer, and let the call run.
 
         Raises CapacityError, RequestError, CheckpointError, EngineError; then nothing of the call is left.
         """
-        raise NotImplementedError
+        if request.id in self._sessions:
+            raise RequestError(f"there is a call {request.id}", code="call_conflict", status=409)
+        session = Session(request, self._engine, self._ticker, self._settings, self._clock)
+        offer = _Offer(request.offer, asyncio.get_running_loop().create_future())
+        self._sessions[session.id] = session
+        task = asyncio.create_task(self._carry(session, offer), name=f"call {request.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await asyncio.shield(offer.answer)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        return session
 
     async def resume(self, call_id: str, offer: str) -> Session:
-        """Put a call on a new peer connection: same row, model state and transcript; `Session.answer` is the new answer.
+        """Put a call on a new peer connection: same row, model state, transcript; `Session.answer` is the new answer.
 
-        Raises CallNotFoundError for a call that is over.
+        Raises CallNotFoundError for a call that is over, RequestError for an offer that cannot be answered.
         """
-        raise NotImplementedError
+        session = self.find(call_id)
+        if session.state is SessionState.ENDED:
+            raise CallNotFoundError(f"call {call_id} has ended")
+        await session.resume(offer)
+        return session
 
     def find(self, call_id: str) -> Session:
         """The call of this id, also one that has ended within the last minute (`SessionState.ENDED`).
 
         Raises CallNotFoundError.
         """
-        raise NotImplementedError
+        self._forget_old_ones()
+        if call_id in self._sessions:
+            return self._sessions[call_id]
+        if call_id in self._ended:
+            return self._ended[call_id][1]
+        raise CallNotFoundError(f"there is no call {call_id}")
 
-    def __len__(self) -> int:
-        """Calls that have not ended."""
-        raise NotImplementedError
-
-    async def close(self) -> None:
+    async def close(self, reason: str = "drained") -> None:
         """Hang up every call, each with its reason, and wait for them."""
-        raise NotImplementedError
+        await asyncio.gather(*(session.hang_up(reason) for session in list(self._sessions.values())))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _carry(self, session: Session, offer: _Offer) -> None:
+        try:
+            await session.run(offer)
+        finally:
+            del self._sessions[session.id]
+            self._ended[session.id] = (self._clock(), session)
+            self._forget_old_ones()
+
+    def _forget_old_ones(self) -> None:
+        while self._ended:
+            ended_at, _ = next(iter(self._ended.values()))
+            if self._clock() - ended_at < ENDED_CALLS_KEPT_S and len(self._ended) <= MOST_ENDED_CALLS:
+                return
+            self._ended.popitem(last=False)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> bool:
+    """Whether the event came in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()
+
+
+def _resolve(future: asyncio.Future[str], outcome: str | DuplexError) -> None:
+    """A no-op for a future that is done: nobody awaits it any more, or it has its outcome."""
+    if future.done():
+        return
+    if isinstance(outcome, DuplexError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _first(group: BaseExceptionGroup[E], kind: type[E]) -> E:
+    """The first exception in the group, or in the groups in it."""
+    inner = group.exceptions[0]
+    return inner if isinstance(inner, kind) else _first(cast("BaseExceptionGroup[E]", inner), kind)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 1)

@@ -1,0 +1,146 @@
+"""A caller made of aiortc, in this process, and the server's calls with an engine in a thread: no HTTP between them."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCSessionDescription
+from aiortc.rtp import RtpPacket
+
+from tests.engine_doubles import EchoDouble, engine_thread
+from webrtc_duplex.audio import Pcm
+from webrtc_duplex.client.microphone import Microphone
+from webrtc_duplex.media.opus import Decoder
+from webrtc_duplex.messages import Prompt
+from webrtc_duplex.server import sdp
+from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.session import CallRequest, Calls, Session
+from webrtc_duplex.settings import EngineSettings, ServerSettings
+
+CALL_NUMBERS = itertools.count(1)
+
+
+@dataclass
+class House:
+    """The server's side of a test."""
+
+    runner: EchoDouble
+    engine: EngineClient
+    calls: Calls
+
+    def free_rows(self) -> int:
+        assert self.engine.last_step is not None
+        return self.engine.last_step.free_rows
+
+
+@asynccontextmanager
+async def house(
+    directory: Path,
+    rows: int = 2,
+    engine: EngineSettings | None = None,
+    server: ServerSettings | None = None,
+) -> AsyncIterator[House]:
+    """Calls with an engine that echoes, until the block is left."""
+    runner = EchoDouble(rows)
+    with engine_thread(directory, runner, engine) as socket_path:
+        async with EngineClient(socket_path) as client:
+            await client.wait_ready(5)
+            async with Calls(client, server or ServerSettings()) as calls:
+                yield House(runner, client, calls)
+
+
+class Peer:
+    """A caller. `say` what it says; `packets` are those that came, `heard` is their sound."""
+
+    def __init__(self, channel: str | None = "oai-events") -> None:
+        self.microphone = Microphone()
+        self.packets: list[RtpPacket] = []
+        self.events: list[dict[str, Any]] = []
+        self.opened = asyncio.Event()
+        self.closed = asyncio.Event()
+        self.pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.pc.addTrack(self.microphone)
+        self.channel: RTCDataChannel | None = None
+        self._came = asyncio.Event()
+        if channel is not None:
+            self.channel = self.pc.createDataChannel(channel)
+            self.channel.on("message", self._take_event)
+            self.channel.on("open", self.opened.set)
+        self.pc.on("connectionstatechange", self._follow_state)
+
+    async def offer(self) -> str:
+        await self.pc.setLocalDescription(await self.pc.createOffer())
+        return sdp.safe_offer(self.pc.localDescription.sdp)
+
+    async def accept(self, answer: str) -> None:
+        receiver = self.pc.getReceivers()[0]
+        setattr(receiver, "_RTCRtpReceiver__jitter_buffer", self)
+        getattr(receiver, "_RTCRtpReceiver__decoder_queue").put(None)
+        finished = sdp.finish_answer(answer, self.pc.localDescription.sdp)
+        await self.pc.setRemoteDescription(RTCSessionDescription(finished, "answer"))
+
+    def add(self, packet: RtpPacket) -> tuple[bool, None]:
+        """aiortc's jitter buffer."""
+        self.packets.append(packet)
+        self._came.set()
+        return False, None
+
+    async def heard(self, packets: int) -> Pcm:
+        """Wait for so many packets in all; returns the sound of them."""
+        while len(self.packets) < packets:
+            self._came.clear()
+            await self._came.wait()
+        decoder = Decoder()
+        chunks = [decoder.decode(packet.payload) for packet in self.packets]
+        return np.concatenate([chunk for chunk in chunks if chunk is not None])
+
+    async def event(self, kind: str, after: int = 0) -> dict[str, Any]:
+        """Wait for the first event of a kind."""
+        while True:
+            for event in self.events[after:]:
+                if event["type"] == kind:
+                    return event
+            self._came.clear()
+            await self._came.wait()
+
+    def tell(self, message: dict[str, Any] | str) -> None:
+        assert self.channel is not None
+        self.channel.send(message if isinstance(message, str) else json.dumps(message))
+
+    def vanish(self) -> None:
+        """Be gone without a word: nothing leaves any more, nothing is heard."""
+        for transceiver in self.pc.getTransceivers():
+            for protocol in transceiver.receiver.transport.transport._connection._protocols:
+                protocol.transport.close()
+
+    async def close(self) -> None:
+        await self.pc.close()
+
+    def _take_event(self, text: str) -> None:
+        self.events.append(json.loads(text))
+        self._came.set()
+
+    def _follow_state(self) -> None:
+        if self.pc.connectionState in ("closed", "failed"):
+            self.closed.set()
+
+
+@asynccontextmanager
+async def call(
+    house: House, prompt: Prompt | None = None, channel: str | None = None
+) -> AsyncIterator[tuple[Peer, Session]]:
+    """A caller whose offer was answered."""
+    peer = Peer(channel)
+    try:
+        request = CallRequest(f"rtc_test_{next(CALL_NUMBERS)}", await peer.offer(), prompt or Prompt())
+        session = await house.calls.answer(request)
+        await peer.accept(session.answer)
+        yield peer, session
+    finally:
+        await peer.close()

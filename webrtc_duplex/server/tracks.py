@@ -1,0 +1,176 @@
+"""The clock of media, and the track that carries what the agent says."""
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from fractions import Fraction
+from math import inf
+from typing import Protocol, TypeAlias
+
+import av
+from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
+from av.stream import Stream
+
+from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE, Pcm
+from webrtc_duplex.media.playout import Playout
+
+TOGETHER_S = 0.001
+"""Beats this close to each other are done in one wake-up."""
+
+AudioPacket: TypeAlias = "av.Packet[Stream]"
+Beat = Callable[[float], None]
+
+
+class Ticker:
+    """The one clock of media in a process: whatever is due at a moment is done in one wake-up.
+
+    Beats are due on the absolute monotonic clock, so a late wake-up delays one beat and none of those after it. Owned
+    by `Calls`, who stops it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._beats: list[tuple[float, int, Beat]] = []
+        self._order = itertools.count()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = inf
+
+    def at(self, due: float, beat: Beat) -> None:
+        """Call `beat(due)` once, at `due`."""
+        heapq.heappush(self._beats, (due, next(self._order), beat))
+        if due < self._alarm_at:
+            self._set_alarm(due)
+
+    async def until(self, due: float) -> None:
+        """Wait for `due`."""
+        reached = asyncio.Event()
+        self.at(due, lambda _: reached.set())
+        await reached.wait()
+
+    def stop(self) -> None:
+        """Drop every beat that has not come."""
+        self._beats.clear()
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _set_alarm(self, due: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = due
+        self._alarm = asyncio.get_running_loop().call_later(max(0.0, due - self._clock()), self._wake)
+
+    def _wake(self) -> None:
+        self._alarm_at = -inf  # none is set meanwhile
+        end = self._clock() + TOGETHER_S
+        try:
+            while self._beats and self._beats[0][0] <= end:
+                due, _, beat = heapq.heappop(self._beats)
+                beat(due)
+        finally:
+            self._alarm_at = inf
+            if self._beats:
+                self._set_alarm(self._beats[0][0])
+
+
+class Encoder(Protocol):
+    """One codec of 20 ms packets of 24 kHz mono."""
+
+    def encode(self, chunk: Pcm) -> bytes: ...
+
+
+class AgentAudioTrack(MediaStreamTrack):
+    """What the agent says, as packets that aiortc sends as they are.
+
+    Each is encoded once, when its slot on the schedule of `Playout` has come. RTP time is counted here, so silence that
+    is not sent is a gap and never a jump. `recv` raises nothing but MediaStreamError, at the end of the track.
+    """
+
+    kind = "audio"
+
+    DEPTH = 8
+    """Packets that wait for aiortc's sender; the oldest is dropped, as late speech is worth nothing."""
+
+    def __init__(
+        self, encoder: Encoder, rtp_clock: int, playout: Playout, ticker: Ticker, clock: Callable[[], float]
+    ) -> None:
+        super().__init__()
+        self.dropped = 0
+        self._encoder = encoder
+        self._playout = playout
+        self._ticker = ticker
+        self._clock = clock
+        self._rtp_clock = rtp_clock
+        self._time_base = Fraction(1, rtp_clock)  # the codec's own: others cost aiortc arithmetic on fractions
+        self._packets: deque[AudioPacket] = deque()
+        self._ready = asyncio.Event()
+        self._cues: deque[tuple[int, float, Callable[[], None]]] = deque()
+        self._next_beat = inf
+
+    def start(self) -> None:
+        """Begin with silence, before the agent says anything."""
+        self._playout.start(self._clock())
+        self._send_what_is_due(self._clock())
+
+    def speak(self, frame: Pcm, position: int, on_air: Callable[[], None]) -> None:
+        """Send a frame [1920]; `on_air` is called when its first packet leaves."""
+        now = self._clock()
+        self._cues.append((position, now + FRAME_S, on_air))
+        self._playout.push(frame, position, now)
+        self._send_what_is_due(now)
+
+    def flush(self) -> None:
+        """Be silent as soon as can be without a click: what is not yet sent is dropped."""
+        self._playout.flush()
+
+    async def recv(self) -> "AudioPacket":
+        """The next packet, once its time has come."""
+        while not self._packets:
+            if self.readyState != "live":
+                raise MediaStreamError
+            self._ready.clear()
+            await self._ready.wait()
+        return self._packets.popleft()
+
+    def stop(self) -> None:
+        super().stop()
+        self._packets.clear()
+        self._ready.set()
+
+    def _beat(self, due: float) -> None:
+        if due == self._next_beat:  # else the schedule has moved, and another beat is on its way
+            self._next_beat = inf
+            self._send_what_is_due(max(due, self._clock()))
+
+    def _send_what_is_due(self, now: float) -> None:
+        if self.readyState != "live":
+            return
+        while self._playout.next_due <= now:
+            slot = self._playout.pop(now)
+            if slot is not None:
+                self._send(self._encoder.encode(slot.pcm), slot.timestamp)
+            self._call_cues(now, None if slot is None else slot.position)
+        if self._playout.next_due != self._next_beat:
+            self._next_beat = self._playout.next_due
+            self._ticker.at(self._next_beat, self._beat)
+
+    def _send(self, payload: bytes, timestamp: int) -> None:
+        packet: AudioPacket = av.Packet(payload)
+        packet.pts = timestamp * self._rtp_clock // SAMPLE_RATE
+        packet.time_base = self._time_base
+        if len(self._packets) == self.DEPTH:
+            self._packets.popleft()
+            self.dropped += 1
+        self._packets.append(packet)
+        self._ready.set()
+
+    def _call_cues(self, now: float, playing: int | None) -> None:
+        """Tell those whose frame is on the air; one that is not sent, as it is silence, is told of a frame later."""
+        while self._cues:
+            position, deadline, on_air = self._cues[0]
+            if now < deadline and (playing is None or playing < position):
+                return
+            self._cues.popleft()
+            on_air()

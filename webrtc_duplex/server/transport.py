@@ -1,0 +1,318 @@
+"""One peer connection as a call uses it, and all that reaches into aiortc and aioice.
+
+Nothing outside this file touches a private name of theirs; those that are touched here are constants or subclasses
+below, and `tests/server/test_transport.py` names each and fails when one is gone. What is changed, always on one
+instance and never for the whole process:
+
+- The receiver's jitter buffer is ours, so that aiortc parses, counts and reports RTP as ever, but never decodes.
+- The decoder thread finds its end in its queue before it begins.
+- Host candidates are gathered by us: 127.0.0.1 too, from a range of ports if one is set, nothing for over a second.
+- Each socket notes when it last heard anything, which is how a caller who vanished is found; one who is merely silent
+  is asked every second and a half, and answers.
+- The cipher list takes peers whose certificate is RSA, also where the peer is the DTLS server.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from aioice import Candidate, Connection
+from aioice.candidate import candidate_foundation, candidate_priority
+from aioice.ice import StunProtocol
+from aioice.stun import TransactionError
+from aiortc import (
+    RTCConfiguration,
+    RTCDataChannel,
+    RTCPeerConnection,
+    RTCRtpTransceiver,
+    RTCSessionDescription,
+)
+from aiortc.exceptions import InternalError, InvalidAccessError, InvalidStateError, OperationError
+from aiortc.mediastreams import MediaStreamTrack
+from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsTransport, SRTPProtectionProfile
+from aiortc.rtcicetransport import RTCIceCandidate
+from aiortc.rtcrtpparameters import RTCRtpCodecParameters
+from aiortc.rtp import RtpPacket
+from aiortc.sdp import SessionDescription
+from aiortc.stats import RTCInboundRtpStreamStats, RTCRemoteInboundRtpStreamStats
+from OpenSSL import SSL
+
+from webrtc_duplex.errors import RequestError
+from webrtc_duplex.media.jitter import Packet
+from webrtc_duplex.server import sdp
+
+log = logging.getLogger(__name__)
+
+JITTER_BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
+DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
+CERTIFICATES: Final = "_RTCPeerConnection__certificates"
+GATHER: Final = "get_component_candidates"
+CONSENT: Final = "query_consent"
+
+UNFIT = (
+    AssertionError,
+    AttributeError,
+    InternalError,
+    InvalidAccessError,
+    InvalidStateError,
+    LookupError,
+    OperationError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What aiortc raises at an offer that it cannot use."""
+
+LOOPBACK = "127.0.0.1"
+GATHER_S = 1.0
+"""An answer waits no longer for a STUN or TURN server; host candidates take no time."""
+CONSENT_EVERY_S = 1.5
+"""aioice asks every 5 s, too seldom for a caller on hold, who sends nothing else, to be told from one who is gone."""
+CONSENT_EXPIRES_S = 30.0
+"""RFC 7675, 5.1: then no more may be sent."""
+CLOSE_S = 5.0
+MOST_CANDIDATES = 64
+"""Candidates of one caller beyond this many are ignored."""
+
+CIPHERS = ":".join(
+    f"ECDHE-{signed}-{cipher}"
+    for cipher in ("AES128-GCM-SHA256", "CHACHA20-POLY1305", "AES128-SHA", "AES256-SHA")
+    for signed in ("ECDSA", "RSA")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportStats:
+    """What RTCP says of a call; None where nothing was reported yet."""
+
+    rtt_s: float | None
+    jitter_in_s: float | None
+    """Interarrival jitter of what the caller sends (RFC 3550)."""
+    lost_in: int
+    """Packets of the caller's that never came."""
+    lost_out: float
+    """Share of our packets that the caller last reported lost, 0..1."""
+
+
+class Transport:
+    """One peer connection. First `receive` the offer, then `answer` it with the sound of both ways.
+
+    Owned by whoever made it, who awaits `close`. `connected` is set once DTLS is up, `over` once the connection has
+    failed or was closed by either side.
+    """
+
+    def __init__(self, on_channel: Callable[[RTCDataChannel], None], clock: Callable[[], float]) -> None:
+        self.connected = asyncio.Event()
+        self.over = asyncio.Event()
+        self.heard_at = clock()
+        """When anything last came from the caller: RTP, RTCP, STUN or DTLS."""
+        self._clock = clock
+        self._candidates = 0
+        self._pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        setattr(self._pc, CERTIFICATES, [_Certificate.generateCertificate()])
+        self._pc.on("connectionstatechange", self._follow_state)
+        self._pc.on("datachannel", on_channel)
+
+    async def receive(self, offer: str) -> None:
+        """Take a safe offer; `codecs` and `has_channel` are known then.
+
+        Raises RequestError for an offer that aiortc cannot use.
+        """
+        with _unfit_is_the_callers_fault():
+            await self._pc.setRemoteDescription(RTCSessionDescription(offer, "offer"))
+            self._audio._codecs = [*self._audio._codecs, *_telephone_events(offer)]
+
+    async def answer(self, track: MediaStreamTrack, take: Callable[[Packet], None]) -> str:
+        """Return the answer, all candidates in it: `track` goes out, and every packet that comes is given to `take`.
+
+        Raises RequestError as `receive`.
+        """
+        with _unfit_is_the_callers_fault():
+            self._seize(take)
+            self._pc.addTrack(track)
+            await self._pc.setLocalDescription()
+        return self._pc.localDescription.sdp
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether the caller offered data channels."""
+        return self._pc.sctp is not None
+
+    @property
+    def codecs(self) -> dict[int, str]:
+        """Payload type -> lower-case name of every codec agreed on; the first is the one that we send."""
+        return {codec.payloadType or 0: codec.name.lower() for codec in self._audio._codecs}
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is no connection, as a code of `webrtc.md` 5.2; None if it was closed in good order."""
+        if self._pc.connectionState != "failed":
+            return None
+        if self._pc.iceConnectionState == "failed":
+            return "ice_failed"
+        return "dtls_failed"
+
+    async def add_candidate(self, line: str, mid: str | None) -> None:
+        """Add a candidate that came after the offer; one that is not to be called (`sdp.Candidate`) is passed over."""
+        self._candidates += 1
+        found = sdp.Candidate.parse(line)
+        if found is None or self._candidates > MOST_CANDIDATES:
+            return
+        address = str(found.address)
+        candidate = RTCIceCandidate(1, found.foundation, address, found.port, found.priority, "udp", found.kind)
+        candidate.sdpMid = mid or self._audio.mid
+        await self._pc.addIceCandidate(candidate)
+
+    async def stats(self) -> TransportStats:
+        """What the two ends have reported so far."""
+        reports = (await self._pc.getStats()).values()
+        ours = next((report for report in reports if isinstance(report, RTCRemoteInboundRtpStreamStats)), None)
+        theirs = next((report for report in reports if isinstance(report, RTCInboundRtpStreamStats)), None)
+        clock_rate = self._audio._codecs[0].clockRate
+        return TransportStats(
+            rtt_s=ours.roundTripTime if ours else None,
+            jitter_in_s=theirs.jitter / clock_rate if theirs else None,
+            lost_in=theirs.packetsLost if theirs else 0,
+            lost_out=ours.fractionLost / 256 if ours else 0.0,
+        )
+
+    async def close(self) -> None:
+        """Close everything; says so in the log if aiortc does not come to an end."""
+        try:
+            await asyncio.wait_for(self._pc.close(), CLOSE_S)
+        except TimeoutError:
+            log.error("a peer connection did not close within %s s", CLOSE_S)
+
+    @property
+    def _audio(self) -> RTCRtpTransceiver:
+        return next(transceiver for transceiver in self._pc.getTransceivers() if transceiver.kind == "audio")
+
+    def _follow_state(self) -> None:
+        match self._pc.connectionState:
+            case "connected":
+                self.connected.set()
+            case "failed" | "closed":
+                self.over.set()
+
+    def _seize(self, take: Callable[[Packet], None]) -> None:
+        """Put our parts where aiortc keeps its own, after it has read the offer and before it acts on it."""
+        receiver = self._audio.receiver
+        setattr(receiver, JITTER_BUFFER, _Tap(take))
+        getattr(receiver, DECODER_QUEUE).put(None)
+        for dtls in self._transports():
+            connection = dtls.transport._connection
+            setattr(connection, GATHER, _Gatherer(connection, self._note_heard))
+            setattr(connection, CONSENT, partial(_query_consent, connection, self._clock))
+
+    def _transports(self) -> Iterator[RTCDtlsTransport]:
+        yield self._audio.receiver.transport
+        if self._pc.sctp is not None and self._pc.sctp.transport is not self._audio.receiver.transport:
+            yield self._pc.sctp.transport
+
+    def _note_heard(self) -> None:
+        self.heard_at = self._clock()
+
+
+@contextmanager
+def _unfit_is_the_callers_fault() -> Iterator[None]:
+    try:
+        yield
+    except UNFIT as exc:
+        reason = str(exc) or type(exc).__name__
+        raise RequestError(f"this offer cannot be answered: {reason}", code="invalid_sdp", param="sdp") from exc
+
+
+class _Tap:
+    """Stands where aiortc keeps its jitter buffer; what it hands on is never decoded by aiortc."""
+
+    def __init__(self, take: Callable[[Packet], None]) -> None:
+        self._take = take
+
+    def add(self, rtp: RtpPacket) -> tuple[bool, None]:
+        """Take a packet that aiortc has counted: no key frame is wanted, no frame is complete."""
+        packet = Packet(rtp.sequence_number, rtp.timestamp, rtp.payload, rtp.payload_type, rtp.ssrc, bool(rtp.marker))
+        self._take(packet)
+        return False, None
+
+
+class _Certificate(RTCCertificate):
+    """A certificate of ours, which is ECDSA, that meets peers of either kind."""
+
+    def _create_ssl_context(self, srtp_profiles: list[SRTPProtectionProfile]) -> SSL.Context:
+        context = super()._create_ssl_context(srtp_profiles)
+        context.set_cipher_list(CIPHERS.encode())
+        return context
+
+
+class _Socket(StunProtocol):
+    """A socket of a peer connection that says when anything comes in on it."""
+
+    def __init__(self, connection: Connection, note_heard: Callable[[], None]) -> None:
+        super().__init__(connection)
+        self._note_heard = note_heard
+
+    def datagram_received(self, data: bytes | str, addr: tuple[object, ...]) -> None:
+        self._note_heard()
+        super().datagram_received(data, addr)
+
+
+class _Gatherer:
+    """Finds our candidates in place of `Connection.get_component_candidates`."""
+
+    def __init__(self, connection: Connection, note_heard: Callable[[], None]) -> None:
+        self._connection = connection
+        self._note_heard = note_heard
+
+    async def __call__(self, component: int, addresses: list[str], timeout: int = 5) -> list[Candidate]:
+        """Bind a socket on each address and on 127.0.0.1; ask STUN and TURN, but not for longer than `GATHER_S`."""
+        local = [*addresses, LOOPBACK]
+        sockets = [socket for address in local if (socket := await self._bind(component, address))]
+        self._connection._protocols += sockets
+        return [socket.local_candidate for socket in sockets]
+
+    async def _bind(self, component: int, address: str) -> _Socket | None:
+        loop = asyncio.get_running_loop()
+        try:
+            transport, socket = await loop.create_datagram_endpoint(self._new_socket, local_addr=(address, 0))
+        except OSError as exc:
+            log.info("no candidate on %s: %s", address, exc)
+            return None
+        host, port = transport.get_extra_info("sockname")[:2]
+        socket.local_candidate = _host_candidate(component, host, port)
+        return socket
+
+    def _new_socket(self) -> _Socket:
+        return _Socket(self._connection, self._note_heard)
+
+
+def _host_candidate(component: int, host: str, port: int) -> Candidate:
+    foundation = candidate_foundation("host", "udp", host)
+    return Candidate(foundation, component, "udp", candidate_priority(component, "host"), host, port, "host")
+
+
+async def _query_consent(connection: Connection, clock: Callable[[], float]) -> None:
+    """Ask over and over whether the caller still wants our packets (RFC 7675), in place of aioice's own asking."""
+    given_at = clock()
+    while clock() - given_at < CONSENT_EXPIRES_S:
+        await asyncio.sleep(CONSENT_EVERY_S * random.uniform(0.8, 1.2))
+        for pair in list(connection._nominated.values()):
+            request = connection.build_request(pair, nominate=False)
+            key = (connection.remote_password or "").encode()
+            try:
+                await pair.protocol.request(request, pair.remote_addr, integrity_key=key, retransmissions=0)
+                given_at = clock()
+            except TransactionError:
+                log.debug("no consent from %s", pair.remote_addr)
+    connection._query_consent_task = None
+    await connection.close()
+
+
+def _telephone_events(offer: str) -> list[RTCRtpCodecParameters]:
+    """The offer's own payload types for digits (RFC 4733), which aiortc does not know, and so would not let in."""
+    audio = next(media for media in SessionDescription.parse(offer).media if media.kind == "audio")
+    return [codec for codec in audio.rtp.codecs if codec.name.lower() == "telephone-event"]
