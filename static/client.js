@@ -202,16 +202,23 @@ async function changeSpeaker() {
 
 // ---- what a person wishes
 
-/** @returns {import("./api.js").Wishes} only what was filled in */
+/** @returns {import("./api.js").Wishes} what was filled in, and a seed */
 function readWishes() {
   const number = (/** @type {string} */ id) => (input(id).value === "" ? undefined : Number(input(id).value));
   return {
     voice: select("voice").value || undefined,
     instructions: input("instructions").value.trim() || undefined,
-    seed: number("seed"),
+    seed: number("seed") ?? drawSeed(),
     textTemperature: number("text-temperature"),
     audioTemperature: number("audio-temperature"),
   };
+}
+
+/** A seed for this call, shown so that it can be played again. */
+function drawSeed() {
+  const seed = crypto.getRandomValues(new Uint32Array(1))[0] >>> 12;
+  input("seed").placeholder = `new each call, last ${seed}`;
+  return seed;
 }
 
 /** @returns {import("./devices.js").MicrophoneChoice} */

@@ -51,18 +51,19 @@ export function asHeight(db) {
 /** Tells speech from the room, by level: enough for a picture. The agent itself does not go by it. */
 export class VoiceActivity {
   speaking = false;
+  /** When speech was last heard; `speaking` holds on a little longer. */
+  lastHeardMs = -Infinity;
   #roomDb = QUIETEST_SPEECH_DB - ABOVE_ROOM_DB;
-  #lastLoudMs = -Infinity;
 
   /**
    * @param {number} db
    * @param {number} nowMs
    */
   hear(db, nowMs) {
-    if (db > Math.max(QUIETEST_SPEECH_DB, this.#roomDb + ABOVE_ROOM_DB)) this.#lastLoudMs = nowMs;
+    if (db > Math.max(QUIETEST_SPEECH_DB, this.#roomDb + ABOVE_ROOM_DB)) this.lastHeardMs = nowMs;
     // The floor falls at once with the room, and rises so slowly that a sentence does not lift it.
     this.#roomDb = db < this.#roomDb ? db : Math.min(this.#roomDb + 0.02, -30);
-    this.speaking = nowMs - this.#lastLoudMs < HANGOVER_MS;
+    this.speaking = nowMs - this.lastHeardMs < HANGOVER_MS;
     return this.speaking;
   }
 }

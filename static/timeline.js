@@ -41,8 +41,9 @@ export class History {
 
   #you = new VoiceActivity();
   #agent = new VoiceActivity();
-  #youStoppedMs = -Infinity;
   #overlapBeganMs = -Infinity;
+  /** The end of the speech that was answered last. */
+  #answeredMs = -Infinity;
   /** @type {number[]} */
   #answersMs = [];
 
@@ -55,7 +56,6 @@ export class History {
     const before = { you: this.#you.speaking, agent: this.#agent.speaking };
     const now = { you: this.#you.hear(youDb, atMs), agent: this.#agent.hear(agentDb, atMs) };
     this.#sum(now, atMs - (this.moments.at(-1)?.atMs ?? atMs));
-    if (before.you && !now.you) this.#youStoppedMs = atMs;
     if (!before.agent && now.agent && !now.you) this.#answered(atMs);
     if (now.you && now.agent && !before.you) this.#overlapBeganMs = atMs;
     const cut = before.agent && !now.agent && now.you && atMs - this.#overlapBeganMs < YIELD_MS;
@@ -79,9 +79,9 @@ export class History {
 
   /** @param {number} atMs */
   #answered(atMs) {
-    const waitedMs = atMs - this.#youStoppedMs;
-    this.#youStoppedMs = -Infinity;
-    if (waitedMs > LONGEST_ANSWER_MS) return;
+    const waitedMs = atMs - this.#you.lastHeardMs;
+    if (waitedMs > LONGEST_ANSWER_MS || this.#you.lastHeardMs === this.#answeredMs) return;
+    this.#answeredMs = this.#you.lastHeardMs;
     this.#answersMs.push(waitedMs);
     this.talk.answerMs = median(this.#answersMs);
   }

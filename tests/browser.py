@@ -172,6 +172,7 @@ class Page:
 
     devtools: DevTools
     session: str
+    target: str
     errors: list[str] = field(default_factory=list)
 
     async def send(self, method: str, **params: Any) -> Any:
@@ -186,6 +187,9 @@ class Page:
                 self.errors.append(" ".join(str(arg.get("value", arg.get("description"))) for arg in params["args"]))
             case "Log.entryAdded" if params["entry"]["level"] == "error":
                 self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}".strip())
+
+    async def close(self) -> None:
+        await self.devtools.send("Target.closeTarget", {"targetId": self.target})
 
     async def navigate(self, url: str) -> None:
         result = await self.send("Page.navigate", url=url)
@@ -273,7 +277,7 @@ class Browser:
         """A new tab at `url`, loaded."""
         target = (await self.devtools.send("Target.createTarget", {"url": "about:blank"}))["targetId"]
         attached = await self.devtools.send("Target.attachToTarget", {"targetId": target, "flatten": True})
-        page = Page(self.devtools, attached["sessionId"])
+        page = Page(self.devtools, attached["sessionId"], target)
         self.devtools.listeners[page.session] = page.hear_event
         for domain in ("Page", "Runtime", "Log"):
             await page.send(f"{domain}.enable")
