@@ -37,6 +37,7 @@ _SET_COMPLEXITY = 4010
 _SET_INBAND_FEC = 4012
 _SET_PACKET_LOSS_PERC = 4014
 _SET_SIGNAL = 4024
+_RESET_STATE = 4028
 
 
 class Decoder:
@@ -49,7 +50,7 @@ class Decoder:
         self._state = ctypes.create_string_buffer(self._opus.opus_decoder_get_size(1))
         _check(self._opus.opus_decoder_init(self._state, SAMPLE_RATE, 1), "decoder")
         self._buffer = (ctypes.c_int16 * _MAX_PACKET_SAMPLES)()
-        self._pcm: Pcm = np.frombuffer(self._buffer, np.int16)
+        self._pcm: Pcm = np.ctypeslib.as_array(self._buffer)
         self.resting = False
         """The last packet said that nothing follows for a while (DTX): what `conceal` makes is comfort noise."""
 
@@ -68,6 +69,11 @@ class Decoder:
         """A guess of what comes next [samples], in whole steps of 2.5 ms and at most 120 ms."""
         pcm = self._decode(None, samples, fec=False)
         return np.zeros(samples, np.int16) if pcm is None else pcm
+
+    def reset(self) -> None:
+        """Begin a new stream."""
+        _check(self._opus.opus_decoder_ctl(self._state, _RESET_STATE), "reset")
+        self.resting = False
 
     def _decode(self, payload: bytes | None, samples: int, *, fec: bool) -> Pcm | None:
         size = 0 if payload is None else len(payload)
@@ -177,6 +183,7 @@ def _declare(opus: ctypes.CDLL) -> ctypes.CDLL:
     opus.opus_decoder_get_size.argtypes = [ctypes.c_int]
     opus.opus_decoder_init.argtypes = [void_p, int32, ctypes.c_int]
     opus.opus_decode.argtypes = [void_p, ctypes.c_char_p, int32, void_p, ctypes.c_int, ctypes.c_int]
+    opus.opus_decoder_ctl.argtypes = [void_p, ctypes.c_int]
     opus.opus_encoder_get_size.argtypes = [ctypes.c_int]
     opus.opus_encoder_init.argtypes = [void_p, int32, ctypes.c_int, ctypes.c_int]
     opus.opus_encode.argtypes = [void_p, void_p, ctypes.c_int, void_p, int32]

@@ -1,9 +1,9 @@
 """What the agent says, cut into 20 ms slots on an absolute schedule.
 
-A frame's first chunk leaves when the frame arrives and its others 20, 40 and 60 ms later. Each slot is due 20 ms after the
-one before, however late either was sent, so nothing drifts and RTP time never jumps. Steps of the model do not all take
-the same time: a slot whose chunk is not there yet waits a few milliseconds, and the schedule then stays that much later.
-This lead over the slowest step is given back slowly once it is not needed.
+A frame's first chunk leaves when the frame arrives and its others 20, 40 and 60 ms later. Each slot is due 20 ms after
+the one before, however late either was sent, so nothing drifts and RTP time never jumps. Steps of the model do not all
+take the same time: a slot whose chunk is not there yet waits a few milliseconds, and the schedule stays that much
+later. This lead over the slowest step is given back once it is no longer needed.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, SAMPLE_RATE, Pcm
 
@@ -27,8 +28,9 @@ _QUEUE_CHUNKS = 8  # two frames; more is dropped, oldest first
 _BEHIND_S = 0.1  # a server that was held up longer does not send what it missed
 _LEAD_FRAMES = 64  # the lead is what the slowest of so many steps (5 s) needs
 _LEAD_SPARE_S = 0.001
-_LEAD_STEP_S = 0.001  # the schedule moves no faster: once a frame
-_FADE = np.linspace(0, 1, SAMPLE_RATE * 5 // 2000, dtype=np.float32)  # 2.5 ms, against clicks
+_LEAD_STEP_S = 0.001  # the schedule moves no faster than this a frame
+_RISE = np.linspace(0, 1, CHUNK_SAMPLES, dtype=np.float32)
+_SHORT_RISE = np.linspace(0, 1, SAMPLE_RATE // 400, dtype=np.float32)  # 2.5 ms, against clicks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class PlayoutCounters:
     underruns: int = 0
     """Slots that became silence because no frame had come."""
     waits: int = 0
-    """Slots that a late frame still met."""
+    """Slots that waited a little, and then the late frame came."""
+    merged: int = 0
+    """Chunks that passed over into the next one, to give back lead."""
     dropped: int = 0
     """Chunks thrown away: overrun, flush, a server held up."""
 
@@ -68,21 +72,24 @@ class Playout:
 
     def __init__(self, *, continuous: bool = False) -> None:
         self.next_due = math.inf
-        """When to call `pop` next; infinite before the first frame."""
+        """When to call `pop` next; infinite before the first frame. `push` may make it earlier."""
         self.counters = PlayoutCounters()
         self._continuous = continuous
-        self._queue: deque[tuple[int, Pcm]] = deque()  # at most _QUEUE_CHUNKS (position, chunk); the oldest is dropped
-        self._spare: deque[float] = deque(maxlen=_LEAD_FRAMES)  # how long each frame waited for its first slot
+        self._queue: deque[tuple[int, Pcm]] = deque()  # (position, chunk), at most _QUEUE_CHUNKS: the oldest is dropped
         self._slots = 0
-        self._grid = math.inf  # when the next slot is due by the schedule; `next_due` may be later, for a late frame
+        self._grid = math.inf  # when the next slot is due by the schedule; `next_due` is later while it waits
+        self._spare: deque[float] = deque(maxlen=_LEAD_FRAMES)  # how early each frame came, less what `_given_back` was
+        self._given_back = 0.0
         self._last: Pcm = np.zeros(CHUNK_SAMPLES, np.int16)
-        self._broken = True  # the next chunk does not continue the last one
+        self._broken = True  # the slot before was silence of our own
         self._quiet = 0  # slots of silence in a row
 
     @property
     def lead_s(self) -> float:
-        """How much later sound leaves than it could if every step took the same time."""
-        return max(0.0, min(self._spare, default=0.0))
+        """How early even the latest frame of the last 5 s came; 0 before so many have come."""
+        if len(self._spare) < _LEAD_FRAMES:
+            return 0.0
+        return max(0.0, min(self._spare) - self._given_back)
 
     @property
     def resting(self) -> bool:
@@ -98,51 +105,46 @@ class Playout:
         """Take the frame [1920] of this position; its first chunk is due at once if nothing is before it."""
         self.start(now)
         if not self._queue and (self.resting or self._grid < now):
-            self._grid = self.next_due = now
-        self._note_lead(now)
+            self.counters.waits += not self._broken
+            self._grid = now
+        self._give_back_lead(now)
+        self.next_due = self._grid
         self._queue.extend((position, chunk) for chunk in frame.reshape(-1, CHUNK_SAMPLES))
-        while len(self._queue) > _QUEUE_CHUNKS:
-            self._drop()
+        self._drop_oldest(len(self._queue) - _QUEUE_CHUNKS)
 
     def pop(self, now: float) -> Slot | None:
         """What goes out in the slot that is due: None if it rests, or waits a little for a late frame."""
         self._skip_what_was_missed(now)
-        if self._queue:
-            self._grid += CHUNK_S
-            self.next_due = self._grid
-            return self._speak()
-        if not self._broken and now < self._grid + PATIENCE_S:
+        if not self._queue and not self._broken and now < self._grid + PATIENCE_S:
             self.next_due = self._grid + PATIENCE_S
             return None
         self._grid += CHUNK_S
         self.next_due = self._grid
-        return self._stay_silent()
+        return self._speak() if self._queue else self._stay_silent()
 
     def flush(self) -> int:
-        """Drop what is not sent yet (the agent was interrupted); what is heard fades out. Returns the chunks dropped."""
+        """Drop what has not left yet, as the agent was interrupted; fades out. Returns how many chunks were dropped."""
+        if not self._queue:
+            return 0
         dropped = len(self._queue)
-        if dropped:
-            position, chunk = self._queue[0]
-            self._queue.clear()
-            self._queue.append((position, _scaled(chunk, np.linspace(1, 0, CHUNK_SAMPLES, dtype=np.float32))))
-            self.counters.dropped += dropped - 1
+        position, chunk = self._queue[0]
+        self._drop_oldest(dropped)
+        self._queue.append((position, _scaled(chunk, 1 - _RISE)))
         return dropped
 
     def _speak(self) -> Slot | None:
         position, chunk = self._queue.popleft()
-        if _is_quiet(chunk):
-            if self._has_spare_chunk():
-                self._drop_spare(position, chunk)
-                position, chunk = self._queue.popleft()
+        if self._queue and self.lead_s >= CHUNK_S + _LEAD_SPARE_S:
+            chunk = self._merged_with_next(chunk)
         if self._broken:
             chunk = _faded_in(chunk)
+        self._broken = False
         return self._slot(chunk, position)
 
     def _stay_silent(self) -> Slot | None:
-        self.counters.underruns += not self._broken
-        pcm = np.zeros(CHUNK_SAMPLES, np.int16)
-        if not self._broken:
-            pcm = _fading_echo(self._last)
+        self.counters.underruns += 1
+        pcm = np.zeros(CHUNK_SAMPLES, np.int16) if self._broken else _fading_echo(self._last)
+        self._broken = True
         return self._slot(pcm, None)
 
     def _slot(self, pcm: Pcm, position: int | None) -> Slot | None:
@@ -151,27 +153,41 @@ class Playout:
         timestamp = self._slots * CHUNK_SAMPLES
         self._slots += 1
         self._last = pcm
-        self._broken = position is None
-        if self.resting and (self._quiet - REST_AFTER_CHUNKS) % REST_EVERY_CHUNKS:
+        rests_for = self._quiet - REST_AFTER_CHUNKS
+        if self.resting and rests_for % REST_EVERY_CHUNKS:
             self.counters.rested += 1
             return None
         self.counters.sent += 1
         return Slot(pcm, timestamp, was_resting and not self.resting, position)
 
-    def _note_lead(self, now: float) -> None:
-        """Remember how early this frame came, and move the schedule earlier if all of late did."""
-        self._spare.append(self._grid + CHUNK_S * len(self._queue) - now)
+    def _give_back_lead(self, now: float) -> None:
+        """Note how early this frame came; if all of late came early, move the schedule a little earlier."""
+        self._spare.append(self._grid + CHUNK_S * len(self._queue) - now + self._given_back)
+        step = min(_LEAD_STEP_S, self.lead_s - _LEAD_SPARE_S)
+        if step > 0:
+            self._grid -= step
+            self._given_back += step
 
-    def _has_spare_chunk(self) -> bool:
-        return False
+    def _merged_with_next(self, chunk: Pcm) -> Pcm:
+        """Give back a whole chunk of lead: this one passes over into the next within 20 ms."""
+        _, following = self._queue.popleft()
+        self._given_back += CHUNK_S
+        self.counters.merged += 1
+        return _scaled(chunk, 1 - _RISE) + _scaled(following, _RISE)
 
-    def _drop_spare(self, position: int, chunk: Pcm) -> None: ...
+    def _skip_what_was_missed(self, now: float) -> None:
+        """Where the server was held up for long, let time pass rather than send everything in one burst."""
+        if now - self._grid < _BEHIND_S:
+            return
+        missed = int((now - self._grid) / CHUNK_S)
+        self._grid += missed * CHUNK_S
+        self._slots += missed
+        self._drop_oldest(missed)
 
-    def _skip_what_was_missed(self, now: float) -> None: ...
-
-    def _drop(self) -> None:
-        self._queue.popleft()
-        self.counters.dropped += 1
+    def _drop_oldest(self, count: int) -> None:
+        for _ in range(min(count, len(self._queue))):
+            self._queue.popleft()
+            self.counters.dropped += 1
 
 
 def _is_quiet(pcm: Pcm) -> bool:
@@ -179,14 +195,14 @@ def _is_quiet(pcm: Pcm) -> bool:
     return float(sound @ sound) <= _QUIET_RMS**2 * len(pcm)
 
 
-def _scaled(pcm: Pcm, gain: np.ndarray) -> Pcm:
+def _scaled(pcm: Pcm, gain: NDArray[np.float32]) -> Pcm:
     return (pcm * gain).astype(np.int16)
 
 
 def _faded_in(chunk: Pcm) -> Pcm:
-    return np.concatenate([_scaled(chunk[: len(_FADE)], _FADE), chunk[len(_FADE) :]])
+    return np.concatenate([_scaled(chunk[: len(_SHORT_RISE)], _SHORT_RISE), chunk[len(_SHORT_RISE) :]])
 
 
 def _fading_echo(last: Pcm) -> Pcm:
     """The last chunk backwards and fading: goes on from its last sample without a step."""
-    return _scaled(last[::-1], np.linspace(1, 0, CHUNK_SAMPLES, dtype=np.float32))
+    return _scaled(last[::-1], 1 - _RISE)
