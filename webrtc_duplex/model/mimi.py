@@ -105,10 +105,12 @@ class Taps:
 
 
 def elu(x: Tensor, out: Tensor) -> None:
-    """ELU as min(e^x - 1, max(x, 0)): expm1 costs four times exp on the CPU, and its last digits are not needed."""
+    """ELU as min(e^x - 1, max(x, 0)); `out` may be x. Not expm1, which costs four times exp on the CPU: near 0 the
+    difference is below 1e-7."""
+    positive = x.clamp_min(0.0)
     torch.exp(x, out=out)
     out.sub_(1.0)
-    torch.minimum(out, x.clamp_min(0.0), out=out)
+    torch.minimum(out, positive, out=out)
 
 
 def windows(padded: Tensor, kernel: int, stride: int, count: int) -> Tensor:

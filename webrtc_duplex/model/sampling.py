@@ -1,0 +1,131 @@
+"""Sampling without a generator: the noise of a draw is a function of (call seed, frame, draw, token).
+
+A token is drawn among the top k by an exponential race: the winner is argmax(logit / T - log E), E exponential, which
+equals drawing from softmax(logits / T). The noise is Philox-4x32-10 with key (seed << 32 | frame * 16 + draw) and the
+token as counter, so it depends neither on neighbours nor on what else was drawn, and a row that is not stepped draws
+nothing. Draw 0 is the text, draw 1 + k codebook k. Tokens that tie with the k-th best are all kept.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from webrtc_duplex.model.config import STEPS, LMConfig
+
+MAX_TOP_K = 256
+"""The largest top-k that a call may ask for; 0 means every token."""
+
+_DRAWS_A_FRAME = 16
+_ROUNDS = 10
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_WORD = 0xFFFFFFFF
+_TO_UNIT = 4.6566127342e-10
+"""Just below 2^-31: 31 bits to a number in [0, 1), as Triton's `rand` does."""
+_LEAST = 2.0**-24
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """What each row was asked to sample with, all [R + 1]: temperature 0 is greedy, top-k 0 keeps every token."""
+
+    seed: Tensor
+    text_temperature: Tensor
+    text_top_k: Tensor
+    audio_temperature: Tensor
+    audio_top_k: Tensor
+
+    @classmethod
+    def allocate(cls, rows: int, device: torch.device) -> Self:
+        def zeros(dtype: torch.dtype) -> Tensor:
+            return torch.zeros(rows + 1, dtype=dtype, device=device)
+
+        return cls(
+            seed=zeros(torch.int64),
+            text_temperature=zeros(torch.float32),
+            text_top_k=zeros(torch.int64),
+            audio_temperature=zeros(torch.float32),
+            audio_top_k=zeros(torch.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """All that one draw of B lanes needs besides the logits of V tokens."""
+
+    noise: Tensor
+    """-log E, 0 in greedy lanes: [B, V]"""
+    inverse_temperature: Tensor
+    """1 in greedy lanes: [B, 1]"""
+    rank: Tensor
+    """Place of the last token that top-k keeps among the sorted ones, from 0: int64 [B, 1]"""
+    slack: Tensor
+    """-inf where top-k keeps every token, else 0: [B, 1]"""
+
+    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, V] -> token int64 [B], and the greatest logit [B] (not a number if any is not)."""
+        logits = logits.float()
+        best = logits.topk(min(MAX_TOP_K, logits.shape[1])).values
+        threshold = best.gather(1, self.rank) + self.slack
+        race = torch.addcmul(self.noise, logits, self.inverse_temperature)
+        race.masked_fill_(logits < threshold, -math.inf)
+        return race.argmax(1), best[:, 0]
+
+
+def draws(state: SamplerState, rows: Tensor, frames: Tensor, config: LMConfig) -> tuple[Draw, tuple[Draw, ...]]:
+    """The draws of one step: of the text, and of the 8 codes. `frames` int64 [B] is the column that each lane fills."""
+    seeds = state.seed.index_select(0, rows)
+    text_noise = race_noise(seeds, frames, 0, 1, config.text_card)[:, 0]
+    audio_noise = race_noise(seeds, frames, 1, STEPS, config.card)
+    text = _draw(text_noise, state.text_temperature, state.text_top_k, rows)
+    first = _draw(audio_noise, state.audio_temperature, state.audio_top_k, rows)
+    audio = (Draw(noise, first.inverse_temperature, first.rank, first.slack) for noise in first.noise.unbind(1))
+    return text, tuple(audio)
+
+
+def _draw(noise: Tensor, temperature: Tensor, top_k: Tensor, rows: Tensor) -> Draw:
+    """noise [B, V] or [B, 8, V]"""
+    asked, kept = temperature.index_select(0, rows)[:, None], top_k.index_select(0, rows)[:, None]
+    hot = asked > 0
+    limit = min(MAX_TOP_K, noise.shape[-1])
+    return Draw(
+        noise=noise * hot.view(-1, *[1] * (noise.dim() - 1)),
+        inverse_temperature=torch.where(hot, asked.reciprocal(), 1.0),
+        rank=kept.clamp(1, limit) - 1,
+        slack=torch.where(kept == 0, -math.inf, 0.0),
+    )
+
+
+def race_noise(seeds: Tensor, frames: Tensor, first: int, count: int, tokens: int) -> Tensor:
+    """-log E for each of `tokens` tokens in draws first .. first + count - 1: seeds, frames int64 [B] -> [B, count, V]."""
+    which = torch.arange(first, first + count, device=seeds.device)
+    low = (frames[:, None] * _DRAWS_A_FRAME + which)[..., None]  # [B, count, 1]
+    words = philox(torch.arange(tokens, device=seeds.device), low & _WORD, seeds[:, None, None] & _WORD)
+    bits = torch.minimum(words, _WORD - words)  # 31 bits: the signed word, folded at 0
+    uniform = (bits.float() * _TO_UNIT).clamp_min_(_LEAST)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def philox(counter: Tensor, key_low: Tensor, key_high: Tensor) -> Tensor:
+    """First word of Philox-4x32-10 of the counter (counter, 0, 0, 0); 32-bit words in int64, shapes broadcast.
+
+    J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+    """
+    zero = torch.zeros_like(key_low)
+    c0, c1, c2, c3 = counter, zero, zero, zero
+    for _ in range(_ROUNDS - 1):
+        high0, low0 = _multiply(c0, _MULTIPLIERS[0])
+        high1, low1 = _multiply(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ key_low, low1, high0 ^ c3 ^ key_high, low0
+        key_low, key_high = (key_low + _KEY_STEPS[0]) & _WORD, (key_high + _KEY_STEPS[1]) & _WORD
+    high1, _ = _multiply(c2, _MULTIPLIERS[1])
+    return high1 ^ c1 ^ key_low
+
+
+def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """High and low word of the product; int64 wraps, its bits are those of the unsigned product."""
+    product = word * multiplier
+    return (product >> 32) & _WORD, product & _WORD

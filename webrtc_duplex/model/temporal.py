@@ -1,0 +1,152 @@
+"""The temporal transformer: one column of 17 tokens a frame in, a hidden vector and the text's logits out."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from webrtc_duplex.model.config import CODEBOOKS, LMConfig
+from webrtc_duplex.model.streaming import ChunkWindow, Ring, StepWindow, Window, rope_frequencies
+from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, under, vector
+
+NORM_EPSILON = 1e-8
+
+AUDIO_TABLES = 2 * CODEBOOKS
+"""Embedding tables of codes: the agent's 8, then the caller's 8."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemporalState:
+    """What the temporal transformer remembers.
+
+    | field    | shape         | dtype      | meaning                                           |
+    |----------|---------------|------------|---------------------------------------------------|
+    | rings    | layers x Ring | as weights | keys and values of the last C columns             |
+    | position | [R + 1]       | int64      | columns so far: the position of the next one      |
+    """
+
+    rings: tuple[Ring, ...]
+    position: Tensor
+
+    @classmethod
+    def allocate(cls, config: LMConfig, rows: int, device: torch.device, dtype: torch.dtype) -> Self:
+        ring = (rows, config.heads, config.keys, config.head_width, device, dtype)
+        return cls(
+            rings=tuple(Ring.allocate(*ring) for _ in range(config.layers)),
+            position=torch.zeros(rows + 1, dtype=torch.int64, device=device),
+        )
+
+
+def rms_norm(x: Tensor, alpha: Tensor) -> Tensor:
+    """x * alpha / rms(x), in f32 and back in the dtype of x."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
+    return (wide * (alpha.float() * scale)).to(x.dtype)
+
+
+def gated(u: Tensor) -> Tensor:
+    """silu(gate) * value of u [..., gate | value]."""
+    gate, value = u.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(value)
+
+
+class TemporalLayer(nn.Module):
+    """Attention and a gated feed-forward, each behind an RMS norm, each added to the stream."""
+
+    def __init__(self, config: LMConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.heads, width, hidden = config.heads, config.width, config.hidden
+        self.norm1 = vector(width, device=device, dtype=dtype)
+        self.norm2 = vector(width, device=device, dtype=dtype)
+        self.qkv = matrix(3 * width, width, device=device, dtype=dtype)
+        self.out = matrix(width, width, device=device, dtype=dtype)
+        self.gate = matrix(2 * hidden, width, device=device, dtype=dtype)
+        self.down = matrix(width, hidden, device=device, dtype=dtype)
+
+    def run(self, x: Tensor, window: Window, ring: Ring) -> None:
+        """Add the layer's two branches to x [B, T, D] in place."""
+        qkv = functional.linear(rms_norm(x, self.norm1), self.qkv).view(*x.shape[:2], 3, self.heads, -1)
+        add_product(x, window.attend(qkv, ring), self.out)
+        add_product(x, gated(functional.linear(rms_norm(x, self.norm2), self.gate)), self.down)
+
+    def pieces(self, key: str) -> list[Piece]:
+        width = self.norm1.shape[0]
+        return [
+            one("norm1", f"{key}.norm1.alpha", (1, 1, width), torch.flatten),
+            one("norm2", f"{key}.norm2.alpha", (1, 1, width), torch.flatten),
+            one("qkv", f"{key}.self_attn.in_proj_weight", tuple(self.qkv.shape)),
+            one("out", f"{key}.self_attn.out_proj.weight", tuple(self.out.shape)),
+            one("gate", f"{key}.gating.linear_in.weight", tuple(self.gate.shape)),
+            one("down", f"{key}.gating.linear_out.weight", tuple(self.down.shape)),
+        ]
+
+
+class Temporal(nn.Module):
+    """All 17 embedding tables as one (16 of codes, then the text's), the layers, the last norm and the text head."""
+
+    frequencies: Tensor
+    offsets: Tensor
+
+    def __init__(self, config: LMConfig, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config = config
+        codes = config.card + 1
+        self.table = vector(AUDIO_TABLES * codes + config.text_card + 1, config.width, device=device, dtype=dtype)
+        self.layers: Stack[TemporalLayer] = Stack(TemporalLayer(config, device, dtype) for _ in range(config.layers))
+        self.norm = vector(config.width, device=device, dtype=dtype)
+        self.text_head = matrix(config.text_card, config.width, device=device, dtype=dtype)
+        frequencies = rope_frequencies(config.head_width, config.max_period, device)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("offsets", torch.arange(AUDIO_TABLES + 1, device=device) * codes, persistent=False)
+
+    def embed(self, columns: Tensor) -> Tensor:
+        """Columns int64 [..., 17] (text, agent, caller) -> [..., D], added codes first and text last."""
+        indices = torch.cat([columns[..., 1:], columns[..., :1]], dim=-1) + self.offsets
+        embeddings = functional.embedding(indices, self.table)
+        if embeddings.dtype == torch.float32:
+            return embeddings.sum(-2)
+        total = embeddings[..., 0, :]
+        for table in range(1, AUDIO_TABLES + 1):  # one rounding an addition, as the references do
+            total = total + embeddings[..., table, :]
+        return total
+
+    def step(self, columns: Tensor, state: TemporalState, rows: Tensor) -> Tensor:
+        """The next column [B, 17] of each listed row -> hidden [B, D]."""
+        x = self.embed(columns)[:, None]
+        window = StepWindow.open(state.position, rows, 1, self.config.keys, self.frequencies, x.dtype)
+        hidden = self._run(x, window, state)
+        state.position.index_add_(0, rows, torch.ones_like(rows))
+        return hidden[:, 0]
+
+    def prefill(self, x: Tensor, state: TemporalState, row: int, start: int) -> Tensor:
+        """T embedded columns [T, D] of one row, from position `start` on, at once -> hidden of the last [D]."""
+        window = ChunkWindow.open(row, start, len(x), self.config.keys, self.frequencies, x.dtype)
+        hidden = self._run(x[None].clone(), window, state)
+        state.position[row] = start + len(x)
+        return hidden[0, -1]
+
+    def _run(self, x: Tensor, window: Window, state: TemporalState) -> Tensor:
+        for layer, ring in zip(self.layers, state.rings, strict=True):
+            layer.run(x, window, ring)
+        return rms_norm(x, self.norm)
+
+    def text_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, D] -> [B, text card]"""
+        return functional.linear(hidden, self.text_head)
+
+    def pieces(self) -> list[Piece]:
+        """How the released tensors fill the parameters."""
+        config, codes = self.config, self.config.card + 1
+        pieces = [
+            one("table", f"emb.{k}.weight", (codes, config.width), into=slice(k * codes, (k + 1) * codes))
+            for k in range(AUDIO_TABLES)
+        ]
+        text = slice(AUDIO_TABLES * codes, None)
+        pieces.append(one("table", "text_emb.weight", (config.text_card + 1, config.width), into=text))
+        for index, layer in enumerate(self.layers):
+            pieces += under(f"layers.{index}", layer.pieces(f"transformer.layers.{index}"))
+        pieces.append(one("norm", "out_norm.alpha", (1, 1, config.width), torch.flatten))
+        pieces.append(one("text_head", "text_linear.weight", (config.text_card, config.width)))
+        return pieces
