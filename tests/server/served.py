@@ -1,0 +1,62 @@
+"""The whole server in this process, with an echo engine in a thread, for tests that speak HTTP to it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from aiortc import RTCConfiguration, RTCPeerConnection
+
+from tests.engine_doubles import EchoDouble, engine_thread
+from webrtc_duplex.server.app import make_app
+from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.settings import Settings
+
+Http: TypeAlias = TestClient[web.Request, web.Application]
+
+CALLS = "/v1/realtime/calls"
+SDP = {"Content-Type": "application/sdp"}
+CORPUS = Path(__file__).parent.parent / "sdp"
+
+
+@asynccontextmanager
+async def serving(folder: Path, rows: int = 2, settings: Settings | None = None) -> AsyncIterator[Http]:
+    """An HTTP client of a server whose engine is ready."""
+    with engine_thread(folder, EchoDouble(rows)) as socket:
+        async with EngineClient(socket) as engine:
+            await engine.wait_ready(5)
+            async with TestClient(TestServer(make_app(settings or Settings(), engine))) as http:
+                yield http
+
+
+@asynccontextmanager
+async def serving_without_engine(settings: Settings | None = None) -> AsyncIterator[Http]:
+    app = make_app(settings or Settings(), EngineClient(Path("no-engine.sock")))
+    async with TestClient(TestServer(app)) as http:
+        yield http
+
+
+def offer_file(name: str) -> str:
+    """An offer of the corpus."""
+    return (CORPUS / f"{name}.sdp").read_bytes().decode()
+
+
+OFFER = offer_file("good/chromium_openai_sdk")
+
+
+async def offer_of(pc: RTCPeerConnection) -> str:
+    """An offer of a real peer, all candidates in it."""
+    pc.addTransceiver("audio")
+    await pc.setLocalDescription(await pc.createOffer())
+    return pc.localDescription.sdp
+
+
+@asynccontextmanager
+async def peer() -> AsyncIterator[RTCPeerConnection]:
+    pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+    try:
+        yield pc
+    finally:
+        await pc.close()
