@@ -1,11 +1,12 @@
 """The command line: `webrtc-duplex serve` and the tools beside it."""
 
 import argparse
-import asyncio
 import logging
 import os
 import sys
 from collections.abc import Sequence
+
+import uvloop
 
 from webrtc_duplex import settings
 from webrtc_duplex.bridge.command import add_bridge_command
@@ -43,7 +44,7 @@ def _add_serve_command(commands: "argparse._SubParsersAction[argparse.ArgumentPa
 def _serve(options: argparse.Namespace) -> int:
     from webrtc_duplex import launch
 
-    return asyncio.run(launch.serve(settings.read(vars(options), os.environ)))
+    return uvloop.run(launch.serve(settings.read(vars(options), os.environ)))
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ class Server:
                 text = await answer.text()
                 if answer.status != 201:
                     raise ServerRefusedError(answer.status, _message(text), answer.headers.get("Retry-After"))
-                return ServerCall(self._url + answer.headers["Location"], text, self._headers)
+                secret = answer.headers["X-Call-Secret"]
+                return ServerCall(self._url + answer.headers["Location"], text, {"Authorization": f"Bearer {secret}"})
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServerRefusedError(0, f"the server does not answer at {url}: {error}") from error
 
