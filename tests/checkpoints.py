@@ -9,6 +9,7 @@ import shutil
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,13 +29,22 @@ _WORDS = "you are a wise and friendly teacher answer questions or provide advice
 
 def personaplex_directory(directory: Path, **entries: object) -> Path:
     """Write a PersonaPlex directory; `entries` are added to its config.json."""
+    _directory(directory, LOOP, LOOP_PACK["lm"] | {"default_text": ""} | entries)
+    write_voices(directory / "voices.tgz")
+    return directory
+
+
+def moshi_directory(directory: Path) -> Path:
+    """Write a moshiko directory: 8 depformer steps, no voices."""
+    return _directory(directory, REFERENCE / "lm8", json.loads((REFERENCE / "lm8" / "config.json").read_text()))
+
+
+def _directory(directory: Path, source: Path, config: dict[str, Any]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    config = LOOP_PACK["lm"] | {"default_text": ""} | entries
     (directory / "config.json").write_text(json.dumps(config))
-    shutil.copy(LOOP / "model.safetensors", directory)
+    shutil.copy(source / "model.safetensors", directory)
     write_mimi(directory / MIMI_NAME, directory / "mimi_config.json", bins=config["card"])
     write_tokenizer(directory / TOKENIZER_NAME, config["text_card"])
-    write_voices(directory / "voices.tgz")
     return directory
 
 

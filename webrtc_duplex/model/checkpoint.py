@@ -15,16 +15,19 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
+import torch
 from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 from webrtc_duplex.errors import CheckpointError
-from webrtc_duplex.model import voices
 from webrtc_duplex.model.config import CODEBOOKS, STEPS, LMConfig, MimiConfig
+from webrtc_duplex.model.mimi import Mimi
 from webrtc_duplex.model.prompts import initial_column
-from webrtc_duplex.model.tensor_file import TensorFile
+from webrtc_duplex.model.tensor_file import TensorFile, check, fill
+from webrtc_duplex.model.voices import VoiceModel, has_voices
 
 LM_NAMES = ("model.safetensors",)
 MIMI_NAMES = ("tokenizer-e351c8d8-checkpoint125.safetensors", "mimi.safetensors")
@@ -84,7 +87,7 @@ def open_checkpoint(directory: Path, keys: int | None = None) -> Checkpoint:
     sizes = LMConfig.from_json(entry)
     steps = steps_in(lm_file, sizes)
     released = mimi_file.path.name == MIMI_NAMES[0]
-    personaplex = released and (steps == _PERSONAPLEX_STEPS or voices.are_in(directory))
+    personaplex = released and (steps == _PERSONAPLEX_STEPS or has_voices(directory))
     lm = replace(sizes, file_steps=steps, keys=keys or _keys(entry, "context", _MOSHI_KEYS, personaplex))
     system_prompt = _flag(entry, "system_prompt", personaplex)
     if system_prompt and not (lm.silence_codes and lm.sine_codes):
@@ -105,6 +108,26 @@ def open_checkpoint(directory: Path, keys: int | None = None) -> Checkpoint:
         default_voice=_text(entry, "default_voice", "") or None,
         default_text=_text(entry, "default_text", DEFAULT_TEXT if personaplex else ""),
     )
+
+
+def load_mimi(checkpoint: Checkpoint, device: torch.device) -> Mimi:
+    """Load the codec, in f32 whatever the file holds. Raises CheckpointError before anything is allocated."""
+    check(Mimi(checkpoint.mimi, torch.device("meta")).pieces(), checkpoint.mimi_file, MIMI_UNREAD)
+    mimi = Mimi(checkpoint.mimi, device)
+    fill(mimi, mimi.pieces(), checkpoint.mimi_file)
+    return mimi
+
+
+def voice_model(checkpoint: Checkpoint) -> VoiceModel:
+    """What the checkpoint's voices are checked against; its codec is loaded only if a voice is a recording."""
+    cpu = torch.device("cpu")
+    codec = cache(lambda: load_mimi(checkpoint, cpu))
+
+    @torch.no_grad()
+    def encode(pcm: Tensor) -> Tensor:
+        return codec().encode_stream(pcm)
+
+    return VoiceModel(checkpoint.lm, initial_embedding(checkpoint), encode)
 
 
 def steps_in(lm_file: TensorFile, config: LMConfig) -> int:

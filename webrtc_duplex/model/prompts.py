@@ -28,6 +28,11 @@ class VoiceCodes:
 
     codes: Tensor
 
+    @property
+    def frames(self) -> int:
+        """V"""
+        return self.codes.shape[1]
+
 
 @dataclass(frozen=True, slots=True)
 class VoiceEmbeddings:
@@ -39,6 +44,11 @@ class VoiceEmbeddings:
 
     embeddings: Tensor
     cache: Tensor
+
+    @property
+    def frames(self) -> int:
+        """V"""
+        return self.embeddings.shape[0] + 1
 
 
 Voice = VoiceCodes | VoiceEmbeddings

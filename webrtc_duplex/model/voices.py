@@ -95,7 +95,7 @@ def read_voices(directory: Path, model: VoiceModel) -> VoiceShelf:
     return VoiceShelf(dict(sorted(voices.items())), faults)
 
 
-def are_in(directory: Path) -> bool:
+def has_voices(directory: Path) -> bool:
     """Whether a checkpoint directory has voices at all."""
     return (directory / ARCHIVE).is_file() or (directory / FOLDER).is_dir()
 
@@ -105,6 +105,22 @@ def read_voice(path: Path, model: VoiceModel) -> Voice:
     if path.suffix not in SUFFIXES:
         raise RequestError(f"{path} is no voice: its name must end in {', '.join(SUFFIXES)}")
     return decode_voice(path.name, _read_bytes(path), model)
+
+
+def convert_voices(source: Path, folder: Path, model: VoiceModel) -> list[Path]:
+    """Write a voice file, or every voice of an archive, in our own format; returns the files written.
+
+    Raises CheckpointError or RequestError at the first voice that does not fit.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = archive_voices(source) if source.suffix not in SUFFIXES else [(source.name, _read_bytes(source))]
+    written = []
+    for label, raw in files:
+        written.append(folder / f"{PurePosixPath(label).stem}.safetensors")
+        save_voice(decode_voice(label, raw, model), written[-1])
+    if not written:
+        raise CheckpointError(f"{source} holds no voice: their names end in {', '.join(SUFFIXES)}")
+    return written
 
 
 def save_voice(voice: Voice, path: Path) -> None:
