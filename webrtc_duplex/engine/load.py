@@ -14,8 +14,10 @@ class ChunkCost:
     """
 
     FALL = 0.2
-    AGEING = 0.995
-    """A tick: a wrong estimate halves in 11 s."""
+    AGEING = 0.99
+    """A tick: half in 5.5 s."""
+    MOST_S = FRAME_S
+    """No estimate is above: what takes longer does not fit between two ticks anyway."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
@@ -24,6 +26,7 @@ class ChunkCost:
         """A piece of so many columns took so long. Other sizes teach nothing."""
         if columns & (columns - 1):
             return
+        seconds = min(seconds, self.MOST_S)
         known = self._seconds.get(columns, seconds)
         self._seconds[columns] = max(seconds, known + (seconds - known) * self.FALL)
 

@@ -127,6 +127,11 @@ class Scheduler:
         self._counts = Counts()
         self._stats_at = origin
 
+    @property
+    def free_rows(self) -> int:
+        """How many rows nobody holds."""
+        return self._pool.free_rows
+
     # ---- messages
 
     def handle(self, connection: int, message: Request | Joined | Left, now: float) -> list[Sent]:
