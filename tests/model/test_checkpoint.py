@@ -1,6 +1,7 @@
 """Checkpoint directories: three layouts, read strictly, refused with a sentence that names what is wrong."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tests.checkpoints import MIMI_NAME, REFERENCE, TOKENIZER_NAME, moshi_directory, personaplex_directory
 from webrtc_duplex.errors import CheckpointError
-from webrtc_duplex.model.checkpoint import DEFAULT_TEXT, load_mimi, open_checkpoint, voice_model
+from webrtc_duplex.model.checkpoint import DEFAULT_TEXT, load_lm, load_mimi, open_checkpoint, voice_model
 
 CPU = torch.device("cpu")
 
@@ -169,7 +170,82 @@ def test_a_file_of_another_family_is_refused(directory: Path) -> None:
         open_checkpoint(directory)
 
 
-# ---- the codec's weights
+# ---- weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_language_model_is_loaded_in_the_dtype_asked_for(directory: Path, dtype: torch.dtype) -> None:
+    lm = load_lm(open_checkpoint(directory), CPU, dtype)
+    assert {parameter.dtype for parameter in lm.parameters()} == {dtype}
+    codes = load_file(directory / "model.safetensors")["emb.3.weight"]
+    assert torch.equal(lm.temporal.table[3 * 2049 : 4 * 2049], codes.to(dtype))
+
+
+def test_every_parameter_is_filled_from_either_layout(tmp_path: Path) -> None:
+    for make in (personaplex_directory, moshi_directory):
+        checkpoint = open_checkpoint(make(tmp_path / make.__name__))
+        for module in (load_lm(checkpoint, CPU, torch.float32), load_mimi(checkpoint, CPU)):
+            written = {(piece.target, str(piece.into)) for piece in module.pieces()}
+            assert {target for target, _ in written} == {name for name, _ in module.named_parameters()}
+            assert len(written) == len(module.pieces())
+
+
+def test_depformer_steps_that_nobody_hears_are_never_read(directory: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        for key, tensor in tensors.items():
+            if re.search(r"(depformer_in|linears|gating)\.([89]|1\d)\.|depformer_emb\.([789]|1\d)\.", key):
+                tensor.fill_(torch.nan)
+            if re.search(r"depformer\.layers\.\d\.self_attn", key):
+                tensor[len(tensor) // 2 :] = torch.nan
+
+    edit_tensors(directory / "model.safetensors", spoil)
+    lm = load_lm(open_checkpoint(directory), CPU, torch.float32)
+    assert all(parameter.isfinite().all() for parameter in lm.parameters())
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (
+            lambda tensors: tensors.pop("depformer_emb.6.weight"),
+            r"lacks 'depformer_emb\.6\.weight': wanted \[2049, 8\]",
+        ),
+        (lambda tensors: tensors.pop("linears.7.weight"), r"lacks 'linears\.7\.weight'"),
+        (
+            lambda tensors: tensors.update({"out_norm.alpha": torch.zeros(1, 1, 16)}),
+            r"'out_norm\.alpha' must be \[1, 1, 12\], but is \[1, 1, 16\]",
+        ),
+        (
+            lambda tensors: tensors.update({"text_linear.weight": torch.zeros(60, 12, dtype=torch.int8)}),
+            "'text_linear.weight' must be BF16, F16, F32 or F64, but is I8",
+        ),
+        (
+            lambda tensors: tensors.update({"transformer.layers.2.norm1.alpha": torch.zeros(1, 1, 12)}),
+            r"no use for, such as 'transformer\.layers\.2\.norm1\.alpha' \[1, 1, 12\]",
+        ),
+        (
+            lambda tensors: tensors.update({"depformer_norms.0.alpha": torch.zeros(1, 1, 8)}),
+            "no use for, such as 'depformer_norms",
+        ),
+    ],
+)
+def test_a_language_model_that_does_not_fit_is_refused_by_the_tensors_name(
+    directory: Path, edit: Callable[[dict[str, Tensor]], object], sentence: str
+) -> None:
+    edit_tensors(directory / "model.safetensors", edit)
+    with pytest.raises(CheckpointError, match=sentence):
+        load_lm(open_checkpoint(directory), CPU, torch.float32)
+
+
+def test_a_config_of_another_size_is_refused_before_anything_is_allocated(directory: Path) -> None:
+    edit_config(directory, num_layers=50)
+    with pytest.raises(CheckpointError, match=r"lacks 'transformer\.layers\.2"):
+        load_lm(open_checkpoint(directory), CPU, torch.float32)
+
+
+def test_parts_that_no_model_of_ours_has_are_passed_over(directory: Path) -> None:
+    edit_tensors(directory / "model.safetensors", lambda tensors: tensors.update({"optimizer.step": torch.zeros(1)}))
+    load_lm(open_checkpoint(directory), CPU, torch.float32)
 
 
 def test_a_codec_stored_in_part_as_bfloat16_is_loaded_in_float32(directory: Path) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor
 from webrtc_duplex.errors import CheckpointError
 from webrtc_duplex.model.config import CODEBOOKS, STEPS, LMConfig, MimiConfig
 from webrtc_duplex.model.mimi import Mimi
+from webrtc_duplex.model.personaplex import LM
 from webrtc_duplex.model.prompts import initial_column
 from webrtc_duplex.model.tensor_file import TensorFile, check, fill
 from webrtc_duplex.model.voices import VoiceModel, has_voices
@@ -108,6 +109,14 @@ def open_checkpoint(directory: Path, keys: int | None = None) -> Checkpoint:
         default_voice=_text(entry, "default_voice", "") or None,
         default_text=_text(entry, "default_text", DEFAULT_TEXT if personaplex else ""),
     )
+
+
+def load_lm(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> LM:
+    """Load the language model, 8 depformer steps of it. Raises CheckpointError before anything is allocated."""
+    check(LM(checkpoint.lm, torch.device("meta"), dtype).pieces(), checkpoint.lm_file, LM_UNREAD)
+    lm = LM(checkpoint.lm, device, dtype)
+    fill(lm, lm.pieces(), checkpoint.lm_file)
+    return lm
 
 
 def load_mimi(checkpoint: Checkpoint, device: torch.device) -> Mimi:
