@@ -45,8 +45,8 @@ _LEFT_STREAM_S = 1.0  # so long after a change of stream, packets of the old one
 _MARGIN_S = 0.001  # between the latest usual arrival of a frame's last packet and the cut
 _START_MARGIN_S = 0.003
 _CATCH_UP_SAMPLES = SAMPLE_RATE * 16 // 100  # more delay than can be won back within 2 s is dropped at once
-_LIKE = 0.85  # how alike two places must be to be spliced ...
-_LIKE_ENOUGH = 0.5  # ... and how alike where much is to be won back
+_LIKE = 0.85  # how alike two places must be to be spliced, where there is no hurry ...
+_LIKE_LESS = 0.05  # ... but less so from cut to cut that did not find any
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,8 @@ class JitterBuffer:
         self._decoders = decoders
         self._decoder: Decoder | None = None
         self._held: dict[int, Packet] = {}  # by sequence number, at most _HELD_PACKETS; then the hole is closed
-        self._given_up: deque[int] = deque(maxlen=_HELD_PACKETS)  # sequence numbers of holes that were closed
+        self._played: deque[int] = deque(maxlen=_HELD_PACKETS)  # sequence numbers
+        self._given_up: deque[int] = deque(maxlen=_HELD_PACKETS)  # of holes that were closed
         self._queue = _SampleQueue(_QUEUE_SAMPLES)
         self._arrivals = _Arrivals()
         self._spares: deque[float] = deque(maxlen=1)  # what the last cuts had to spare, over one cycle of edges
@@ -152,6 +153,7 @@ class JitterBuffer:
         self._made_up = 0  # samples made up since the last real one
         self._pushed_at = -math.inf
         self._cut_before = False
+        self._cuts_waited = 0  # for a place to splice
 
     # ---- packets in
 
@@ -187,6 +189,7 @@ class JitterBuffer:
             self._left_ssrc, self._left_at = self._ssrc, now
         self._ssrc = packet.ssrc
         self._held.clear()
+        self._played.clear()
         self._given_up.clear()
         self._next_sequence = packet.sequence
         self._begin_timeline(packet)
@@ -201,13 +204,14 @@ class JitterBuffer:
         self._spares.clear()
 
     def _count_useless(self, sequence: int) -> None:
-        if sequence not in self._given_up:
+        if sequence in self._held or sequence in self._played:
             self.counters.duplicate += 1
             return
-        self._given_up.remove(sequence)
         self.counters.received += 1
-        self.counters.lost -= 1
         self.counters.late += 1
+        if sequence in self._given_up:
+            self._given_up.remove(sequence)
+            self.counters.lost -= 1
 
     def _note_arrival(self, packet: Packet, now: float) -> None:
         decoder = self._decoders.get(packet.payload_type)
@@ -237,6 +241,7 @@ class JitterBuffer:
     def _play(self, packet: Packet, now: float, lost: int) -> None:
         """Put the sound of the next packet into the queue, and before it whatever fills the gap up to it."""
         self._next_sequence = (packet.sequence + 1) & 0xFFFF
+        self._played.append(packet.sequence)
         decoder = self._decoders.get(packet.payload_type)
         if decoder is None or not packet.payload:
             return
@@ -248,6 +253,8 @@ class JitterBuffer:
             self.counters.unreadable += 1
             pcm = self._conceal(self._packet_samples)
         else:
+            if self._idle and self._made_up:
+                pcm = splice.faded_in(pcm)
             self._made_up = 0
             self._packet_samples = len(pcm)
         self._push(pcm)
@@ -397,7 +404,7 @@ class JitterBuffer:
         spare = min(self._spares) - _MARGIN_S
         if spare < 0:
             return left % step - step
-        hysteresis = 0.0005 + (latest - usual) / 4
+        hysteresis = 0.0005 + (latest - usual) / 3
         steps = max(0, int((spare - hysteresis) * SAMPLE_RATE / step))
         return min(steps * step + left % step, left)
 
@@ -416,36 +423,41 @@ class JitterBuffer:
         return samples
 
     def _cut_shortened(self, surplus: int) -> Pcm:
-        longest = min(surplus, splice.LONGEST_LAG)
         skip = min(surplus, FRAME_SAMPLES // 2)
         found = splice.find_quiet(self._queue.peek(FRAME_SAMPLES + skip), skip)
-        if found is None and longest >= splice.SHORTEST_LAG:
+        if found is None and surplus >= splice.SHORTEST_LAG:
+            longest = min(surplus, splice.LONGEST_LAG)
             found = splice.find_alike(self._queue.peek(FRAME_SAMPLES + longest), splice.SHORTEST_LAG, longest)
-        if found is None or found.likeness < self._like_enough(surplus):
+        if found is None or not self._is_good_enough(found, surplus):
             return self._queue.pop(FRAME_SAMPLES)
         self.counters.compressed_samples += found.lag
-        self._spares.clear()
         return splice.shorten(self._queue.pop(FRAME_SAMPLES + found.lag), found)
 
     def _cut_lengthened(self, lack: int) -> Pcm:
-        longest = max(splice.SHORTEST_LAG, min(lack, splice.LONGEST_LAG))
         found = splice.find_quiet(self._queue.peek(FRAME_SAMPLES - lack), lack)
         if found is None:
+            longest = max(splice.SHORTEST_LAG, min(lack, splice.LONGEST_LAG))
             found = splice.find_alike(self._queue.peek(FRAME_SAMPLES - longest), splice.SHORTEST_LAG, longest)
-        if found is None or found.likeness < self._like_enough(lack):
+        if found is None or not self._is_good_enough(found, lack):
             return self._queue.pop(FRAME_SAMPLES)
         self.counters.stretched_samples += found.lag
-        self._spares.clear()
         return splice.lengthen(self._queue.pop(FRAME_SAMPLES - found.lag), found)
 
-    def _like_enough(self, surplus: int) -> float:
-        return _LIKE if surplus <= self._packet_samples else _LIKE_ENOUGH
+    def _is_good_enough(self, found: splice.Splice, surplus: int) -> bool:
+        """Whether to splice here, or to wait for a better place; with more than a packet to win back, do not wait."""
+        wanted = _LIKE - _LIKE_LESS * self._cuts_waited
+        if found.likeness < wanted and surplus <= self._packet_samples:
+            self._cuts_waited += 1
+            return False
+        self._cuts_waited = 0
+        self._spares.clear()
+        return True
 
 
 class _Arrivals:
     """How late packets come: transit is arrival less position, on two clocks, so only its changes mean anything."""
 
-    _REMEMBERED = 200
+    _REMEMBERED = 100  # packets: what was 2 s ago does not delay sound any more
     _FEWEST = 8
     _OUTLIERS = 60  # one packet in so many, and one more, may be later than `latest`
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, SAMPLE_RATE, Pcm
+from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, Pcm
+from webrtc_duplex.media import splice
 
 PATIENCE_S = 0.012
 """How long a slot waits for a frame that is late before it becomes silence."""
@@ -30,7 +31,6 @@ _LEAD_FRAMES = 64  # the lead is what the slowest of so many steps (5 s) needs
 _LEAD_SPARE_S = 0.001
 _LEAD_STEP_S = 0.001  # the schedule moves no faster than this a frame
 _RISE = np.linspace(0, 1, CHUNK_SAMPLES, dtype=np.float32)
-_SHORT_RISE = np.linspace(0, 1, SAMPLE_RATE // 400, dtype=np.float32)  # 2.5 ms, against clicks
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Playout:
         if self._queue and self.lead_s >= CHUNK_S + _LEAD_SPARE_S:
             chunk = self._merged_with_next(chunk)
         if self._broken:
-            chunk = _faded_in(chunk)
+            chunk = splice.faded_in(chunk)
         self._broken = False
         return self._slot(chunk, position)
 
@@ -150,15 +150,25 @@ class Playout:
     def _slot(self, pcm: Pcm, position: int | None) -> Slot | None:
         was_resting = self.resting
         self._quiet = self._quiet + 1 if _is_quiet(pcm) else 0
+        pcm = self._eased_into_rest(pcm, was_resting)
         timestamp = self._slots * CHUNK_SAMPLES
         self._slots += 1
         self._last = pcm
-        rests_for = self._quiet - REST_AFTER_CHUNKS
-        if self.resting and rests_for % REST_EVERY_CHUNKS:
+        if self.resting and (self._quiet - REST_AFTER_CHUNKS) % REST_EVERY_CHUNKS:
             self.counters.rested += 1
             return None
         self.counters.sent += 1
         return Slot(pcm, timestamp, was_resting and not self.resting, position)
+
+    def _eased_into_rest(self, pcm: Pcm, was_resting: bool) -> Pcm:
+        """Near-silence fades before the first slot that is not sent, and rises after the last one."""
+        if self._continuous:
+            return pcm
+        if self.resting:
+            return np.zeros(CHUNK_SAMPLES, np.int16)
+        if was_resting:
+            return splice.faded_in(pcm)
+        return _scaled(pcm, 1 - _RISE) if self._quiet == REST_AFTER_CHUNKS else pcm
 
     def _give_back_lead(self, now: float) -> None:
         """Note how early this frame came; if all of late came early, move the schedule a little earlier."""
@@ -197,10 +207,6 @@ def _is_quiet(pcm: Pcm) -> bool:
 
 def _scaled(pcm: Pcm, gain: NDArray[np.float32]) -> Pcm:
     return (pcm * gain).astype(np.int16)
-
-
-def _faded_in(chunk: Pcm) -> Pcm:
-    return np.concatenate([_scaled(chunk[: len(_SHORT_RISE)], _SHORT_RISE), chunk[len(_SHORT_RISE) :]])
 
 
 def _fading_echo(last: Pcm) -> Pcm:

@@ -21,7 +21,9 @@ LONGEST_LAG = SAMPLE_RATE * 15 // 1000
 
 _GRID = OVERLAP // 2
 _QUIET_RMS = 100.0  # -50 dB of full scale
+_FURTHER_IS_BETTER = 0.05
 _RISE = np.linspace(0, 1, OVERLAP, dtype=np.float32)
+_SHORT_RISE = np.linspace(0, 1, SAMPLE_RATE // 400, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +49,22 @@ def find_quiet(pcm: Pcm, lag: int) -> Splice | None:
 
 
 def find_alike(pcm: Pcm, shortest: int, longest: int) -> Splice | None:
-    """The two places that look most alike, between `shortest` and `longest` samples apart."""
+    """The two places that look most alike, between `shortest` and `longest` samples apart; of equals the furthest."""
     sound = pcm.astype(np.float32)
     last = len(sound) - OVERLAP - longest
     if last < 0:
         return None
-    windows = sliding_window_view(sound, OVERLAP)  # [n, OVERLAP]
-    energy = np.einsum("ij,ij->i", windows, windows) + 1.0
-    best = Splice(0, shortest, -1.0)
-    for at in range(0, last + 1, _GRID):
-        ahead = slice(at + shortest, at + longest + 1)
-        likeness = windows[ahead] @ windows[at] / np.sqrt(energy[ahead] * energy[at])
-        found = int(np.argmax(likeness))
-        if likeness[found] > best.likeness:
+    squares = np.concatenate([[0.0], np.cumsum(sound * sound, dtype=np.float64)])
+    loudness = np.sqrt(squares[OVERLAP:] - squares[:-OVERLAP] + 1.0)  # of the OVERLAP samples from each place on
+    bonus = np.linspace(0, _FURTHER_IS_BETTER, longest - shortest + 1)
+    best, best_score = None, -np.inf
+    for at in range(0, last + 1, OVERLAP):
+        here = sound[at : at + OVERLAP]
+        product = np.correlate(sound[at + shortest : at + longest + OVERLAP], here, "valid")
+        likeness = product / (loudness[at + shortest : at + longest + 1] * loudness[at])
+        found = int(np.argmax(likeness + bonus))
+        if likeness[found] + bonus[found] > best_score:
+            best_score = likeness[found] + bonus[found]
             best = Splice(at, shortest + found, float(likeness[found]))
     return best
 
@@ -74,6 +79,11 @@ def lengthen(pcm: Pcm, splice: Splice) -> Pcm:
     """`pcm` with `lag` samples more: passes from `at + lag` back to `at`."""
     here, there = splice.at, splice.at + splice.lag
     return np.concatenate([pcm[:there], _cross(pcm[there:], pcm[here:]), pcm[here + OVERLAP :]])
+
+
+def faded_in(pcm: Pcm) -> Pcm:
+    """`pcm` with its first 2.5 ms rising from nothing, where it would begin with a step."""
+    return np.concatenate([(pcm[: len(_SHORT_RISE)] * _SHORT_RISE).astype(np.int16), pcm[len(_SHORT_RISE) :]])
 
 
 def _cross(out: Pcm, into: Pcm) -> Pcm:
