@@ -1,0 +1,52 @@
+"""The memory plan: counted on shapes, and true."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import personaplex_directory
+from webrtc_duplex.errors import CheckpointError
+from webrtc_duplex.model.checkpoint import load_lm, load_mimi, open_checkpoint
+from webrtc_duplex.model.config import LMConfig, MimiConfig
+from webrtc_duplex.model.memory import MemoryPlan, available_bytes, plan_memory
+from webrtc_duplex.model.personaplex import PersonaPlex
+from webrtc_duplex.model.streaming import tensors
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_the_plan_equals_what_is_then_allocated(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(personaplex_directory(tmp_path))
+    plan = plan_memory(checkpoint.lm, checkpoint.mimi, CPU, torch.float32)
+    lm, mimi = load_lm(checkpoint, CPU, torch.float32), load_mimi(checkpoint, CPU)
+    assert plan.weights == sum(tensor.nbytes for module in (lm, mimi) for tensor in module.parameters())
+    state = PersonaPlex(lm, mimi).allocate(rows=5)
+    assert plan.total(5) - plan.total(0) == 5 * plan.row
+    assert sum(tensor.nbytes for _, tensor in tensors(state)) == 6 * plan.row
+
+
+def test_the_released_model_is_counted_as_its_specification_does() -> None:
+    plan = plan_memory(LMConfig(), MimiConfig(), CUDA, torch.bfloat16)
+    assert plan.row == pytest.approx(2999 * 524_288 + 16.5e6, rel=1e-3)
+    assert plan.weights == pytest.approx(2 * 7.69e9 + 0.32e9, rel=0.01)  # 8 steps, and a codec without 24 codebooks
+    assert 70 < plan.rows_in(141_000_000_000) < 80
+
+
+def test_an_impossible_number_of_rows_is_refused_with_the_numbers() -> None:
+    plan = MemoryPlan(weights=10 << 30, row=1 << 30, workspace=1 << 30)
+    plan.require(4, 16 << 30)
+    with pytest.raises(
+        CheckpointError,
+        match=r"5 rows do not fit: weights of 10\.00 GiB, 1\.00 GiB a row, a workspace of 1\.00 GiB make 17\.00 GiB, "
+        r"and 16\.00 GiB are free; 4 rows would fit",
+    ):
+        plan.require(5, 16 << 30)
+
+
+def test_no_rows_fit_where_the_weights_do_not() -> None:
+    assert MemoryPlan(weights=10 << 30, row=1 << 30, workspace=0).rows_in(5 << 30) == 0
+
+
+def test_free_memory_of_the_host_is_some() -> None:
+    assert available_bytes(CPU) > 1 << 20

@@ -1,0 +1,85 @@
+"""What a model will need of memory, counted on shapes before a byte of it is allocated."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from webrtc_duplex.errors import CheckpointError
+from webrtc_duplex.model.config import LMConfig, MimiConfig
+from webrtc_duplex.model.mimi import Mimi
+from webrtc_duplex.model.personaplex import LM, PersonaPlex
+from webrtc_duplex.model.streaming import tensors
+
+_META = torch.device("meta")
+_CUDA_OVERHEAD = 2 << 30
+"""Context, libraries and the pools of captured graphs, rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes that a model needs on its device; one row more than callers can have is padding's."""
+
+    weights: int
+    row: int
+    workspace: int
+    """What a step and a prefill of half a window allocate and give back, and what the device's libraries keep."""
+
+    def total(self, rows: int) -> int:
+        return self.weights + self.row * (rows + 1) + self.workspace
+
+    def rows_in(self, available: int) -> int:
+        """How many callers fit."""
+        return max(0, (available - self.total(0)) // self.row)
+
+    def require(self, rows: int, available: int) -> None:
+        """Raise CheckpointError, with the numbers, if `rows` callers do not fit."""
+        if self.total(rows) > available:
+            raise CheckpointError(
+                f"{rows} rows do not fit: {self} make {_gib(self.total(rows))}, and {_gib(available)} are free; "
+                f"{self.rows_in(available)} rows would fit"
+            )
+
+    def __str__(self) -> str:
+        row = _gib(self.row) if self.row >= 1 << 29 else f"{self.row / (1 << 20):.1f} MiB"
+        return f"weights of {_gib(self.weights)}, {row} a row, a workspace of {_gib(self.workspace)}"
+
+
+def plan_memory(lm: LMConfig, mimi: MimiConfig, device: torch.device, dtype: torch.dtype) -> MemoryPlan:
+    """Count the memory of a model of these sizes."""
+    language, codec = LM(lm, _META, dtype), Mimi(mimi, _META)
+    state = PersonaPlex(language, codec).allocate(rows=1)  # and the scratch row
+    overhead = _CUDA_OVERHEAD if device.type == "cuda" else 0
+    return MemoryPlan(
+        weights=_bytes(tensor for module in (language, codec) for tensor in module.parameters()),
+        row=_bytes(tensor for _, tensor in tensors(state)) // 2,
+        workspace=_prefill_bytes(lm, dtype) + overhead,
+    )
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that is free now on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):  # free, or in caches that can be dropped
+            return int(line.split()[1]) << 10
+    raise CheckpointError("/proc/meminfo does not tell how much memory is free")
+
+
+def _prefill_bytes(lm: LMConfig, dtype: torch.dtype) -> int:
+    """The most that one layer holds at once while half a window of columns runs through it."""
+    columns = lm.keys // 2
+    wide = columns * (lm.width * 8 + lm.hidden * 3)  # norm in f32, qkv, attended; gate, value, product
+    attention = columns * lm.keys + 2 * lm.keys * lm.width  # mask; keys and values put together
+    return (wide + attention) * dtype.itemsize
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.2f} GiB"
