@@ -55,8 +55,9 @@ class ModelRunner(Protocol):
 class Inbox(Protocol):
     """Where requests come from and events go to."""
 
-    closed: bool
-    """Set when the engine is to end."""
+    @property
+    def closed(self) -> bool:
+        """Whether the engine is to end."""
 
     def poll(self, timeout_s: float) -> Sequence[Received]:
         """Wait at most so long for something; returns all that has come."""
