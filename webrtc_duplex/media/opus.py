@@ -91,6 +91,8 @@ class Encoder:
     with FEC; a low-delay encoder could never do that. Both have 6.5 ms of look-ahead.
     """
 
+    rtp_clock = RTP_CLOCK
+
     BITRATE = 40_000
     COMPLEXITY = 5
 

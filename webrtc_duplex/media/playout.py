@@ -73,6 +73,8 @@ class Playout:
     def __init__(self, *, continuous: bool = False) -> None:
         self.next_due = math.inf
         """When to call `pop` next; infinite before the first frame. `push` may make it earlier."""
+        self.playing: int | None = None
+        """The frame that the last slot was of, whether it was sent or rested; None while nothing has come."""
         self.counters = PlayoutCounters()
         self._continuous = continuous
         self._queue: deque[tuple[int, Pcm]] = deque()  # (position, chunk), at most _QUEUE_CHUNKS: the oldest is dropped
@@ -134,6 +136,7 @@ class Playout:
 
     def _speak(self) -> Slot | None:
         position, chunk = self._queue.popleft()
+        self.playing = position
         if self._queue and self.lead_s >= CHUNK_S + _LEAD_SPARE_S:
             chunk = self._merged_with_next(chunk)
         if self._broken:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 
@@ -72,13 +71,13 @@ def find_alike(pcm: Pcm, shortest: int, longest: int) -> Splice | None:
 def shorten(pcm: Pcm, splice: Splice) -> Pcm:
     """`pcm` without `lag` samples: passes from `at` to `at + lag`."""
     here, there = splice.at, splice.at + splice.lag
-    return np.concatenate([pcm[:here], _cross(pcm[here:], pcm[there:]), pcm[there + OVERLAP :]])
+    return np.concatenate([pcm[:here], crossed(pcm[here : here + OVERLAP], pcm[there:])])
 
 
 def lengthen(pcm: Pcm, splice: Splice) -> Pcm:
     """`pcm` with `lag` samples more: passes from `at + lag` back to `at`."""
     here, there = splice.at, splice.at + splice.lag
-    return np.concatenate([pcm[:there], _cross(pcm[there:], pcm[here:]), pcm[here + OVERLAP :]])
+    return np.concatenate([pcm[:there], crossed(pcm[there : there + OVERLAP], pcm[here:])])
 
 
 def faded_in(pcm: Pcm) -> Pcm:
@@ -86,7 +85,7 @@ def faded_in(pcm: Pcm) -> Pcm:
     return np.concatenate([(pcm[: len(_SHORT_RISE)] * _SHORT_RISE).astype(np.int16), pcm[len(_SHORT_RISE) :]])
 
 
-def _cross(out: Pcm, into: Pcm) -> Pcm:
-    """`OVERLAP` samples that begin as `out` and end as `into`."""
-    mixed: NDArray[np.float32] = out[:OVERLAP] + (into[:OVERLAP] - out[:OVERLAP].astype(np.float32)) * _RISE
-    return np.rint(mixed).astype(np.int16)
+def crossed(out: Pcm, into: Pcm) -> Pcm:
+    """`into`, its first `OVERLAP` samples passing over from `out` [OVERLAP]."""
+    mixed = out + (into[:OVERLAP] - out.astype(np.float32)) * _RISE
+    return np.concatenate([np.rint(mixed).astype(np.int16), into[OVERLAP:]])
