@@ -38,6 +38,12 @@ def test_silence_that_was_not_sent_is_no_gap() -> None:
     assert (counted.deficit, counted.gaps_s) == (0, ())
 
 
+def test_a_silence_in_which_nothing_at_all_is_sent_for_long_is_lost() -> None:
+    heard = sounds(200, pcm=SILENCE)
+    del heard[10:40]
+    assert count(heard, 100.05, 40).deficit == 8
+
+
 def test_voice_that_comes_late_is_a_gap_but_no_deficit() -> None:
     heard = sounds(60)
     heard[12:16] = [Heard(sound.at + 0.1, sound.place, VOICE) for sound in heard[12:16]]
@@ -65,7 +71,7 @@ def test_a_gap_while_the_machine_stalled_is_excused() -> None:
     heard = sounds(60)
     del heard[9:11]
     counted = count(heard, 100.05, 10, excused=[(100.05 + 8 * CHUNK_S, 100.05 + 12 * CHUNK_S)])
-    assert (counted.deficit, counted.gaps_s) == (0, ())
+    assert (counted.deficit, counted.gaps_s, counted.excused) == (0, (), 1)
 
 
 def test_packets_out_of_order_are_laid_in_order() -> None:

@@ -26,7 +26,7 @@ async def serving(folder: Path, rows: int = 2, settings: Settings | None = None)
     """An HTTP client of a server whose engine is ready."""
     with engine_thread(folder, EchoDouble(rows)) as socket:
         async with EngineClient(socket) as engine:
-            await engine.wait_ready(5)
+            await engine.wait_ready(30)
             async with TestClient(TestServer(make_app(settings or Settings(), engine))) as http:
                 yield http
 

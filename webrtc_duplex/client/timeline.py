@@ -17,6 +17,8 @@ VOICED_RMS = 1e-3
 """A chunk is voiced above this share of full scale, as the public driver counts."""
 TAIL_S = 0.32
 """Sound may come so long after the last frame was sent."""
+REST_S = 0.5
+"""A server that sends no silence is heard of more often than this; one that is not has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Count:
     voiced_s: float
     latest_s: float
     """The worst lateness of a packet that came."""
+    excused: int = 0
+    """Frames among the heard that were not, while the machine itself stalled."""
 
     @property
     def deficit(self) -> int:
@@ -82,14 +86,15 @@ def count(sounds: Sequence[Heard], start: float, frames: int, excused: Sequence[
     lost = _lost(slots, voiced)
     late = [late_s > LATE_S and voice for late_s, voice in zip(lateness, voiced, strict=True)]
     bad = [(gone or slow) and not pardon for gone, slow, pardon in zip(lost, late, pardoned, strict=True)]
-    whole = [not any(lost[i : i + CHUNKS_PER_FRAME]) for i in range(0, len(slots), CHUNKS_PER_FRAME)]
-    pardoned_frames = [any(pardoned[i : i + CHUNKS_PER_FRAME]) for i in range(0, len(slots), CHUNKS_PER_FRAME)]
+    whole = [not broken for broken in _frames(lost)]
+    spared = sum(pardon and not heard for pardon, heard in zip(_frames(pardoned), whole, strict=True))
     return Count(
         due=frames,
-        heard=sum(w or p for w, p in zip(whole, pardoned_frames, strict=True)),
+        heard=sum(whole) + spared,
         gaps_s=tuple(length * CHUNK_S for length in _runs(bad)),
         voiced_s=sum(voiced) * CHUNK_S,
         latest_s=max(lateness, default=0.0),
+        excused=spared,
     )
 
 
@@ -108,9 +113,9 @@ def _slots(sounds: Sequence[Heard], first: float, count: int, end: float) -> lis
 
 
 def _lost(slots: Sequence[Heard | None], voiced: Sequence[bool]) -> list[bool]:
-    """Where sound is missing: a hole that cuts a voice off, or one that never ends.
+    """Where sound is missing: a hole that cuts a voice off, or one too long for a rest.
 
-    A hole after silence is silence that was not sent.
+    Any other hole is silence that was not sent.
     """
     lost = [False] * len(slots)
     start = 0
@@ -120,9 +125,14 @@ def _lost(slots: Sequence[Heard | None], voiced: Sequence[bool]) -> list[bool]:
             stop += 1
         if stop > start:
             cut_off = start > 0 and voiced[start - 1]
-            lost[start:stop] = [cut_off or stop == len(slots)] * (stop - start)
+            lost[start:stop] = [cut_off or (stop - start) * CHUNK_S > REST_S] * (stop - start)
         start = stop + 1
     return lost
+
+
+def _frames(marks: Sequence[bool]) -> list[bool]:
+    """Whether any chunk of each frame is marked."""
+    return [any(marks[i : i + CHUNKS_PER_FRAME]) for i in range(0, len(marks), CHUNKS_PER_FRAME)]
 
 
 def _within(moment: float, spans: Sequence[tuple[float, float]]) -> bool:

@@ -1,0 +1,528 @@
+#!/usr/bin/env python3
+"""Many callers at once, as many processes, each a WebRTC peer that speaks for real: does every one hear all it is due?
+
+    scripts/stress_peers.py --peers 8 --frames 375 --model tiny     # starts a server of its own
+    scripts/stress_peers.py --url http://localhost:8080 --peers 16
+
+All callers are admitted before a common start. From then on each sends `--frames` frames of speech as 20 ms packets on
+an absolute schedule, and what it hears is counted on the timeline of RTP (`webrtc_duplex.client.timeline`). Silence
+that the server puts in where the model is late is not taken for sound: by its own count it is taken off. A caller
+passes
+
+- by the driver's rule, that of the public PersonaPlex driver: no error, at most 4 frames missing, some voice;
+- by ours: at most 1 frame missing, and no gap in a voice longer than 60 ms.
+
+The exit code is 0 only if every caller passes by both. On each core a probe looks whether the machine itself stalls;
+what was due while it did is excused, and counted apart.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import av
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_FRAME, FRAME_S, SAMPLE_RATE, Pcm  # noqa: E402
+from webrtc_duplex.client.call import Call, ReceivedPacket, connect  # noqa: E402
+from webrtc_duplex.client.timeline import TAIL_S, Count, Heard, Unwrapper, count  # noqa: E402
+from webrtc_duplex.errors import DuplexError  # noqa: E402
+from webrtc_duplex.media.opus import RTP_CLOCK, Decoder, Encoder  # noqa: E402
+
+DRIVER_DEFICIT, DRIVER_VOICED_S = 4, 0.4
+OUR_DEFICIT, OUR_GAP_S = 1, 0.06
+
+ADMISSION_S = 60.0
+"""So long all callers together may take to get in."""
+START_IN_S = 1.0
+PATIENCE_S = 60.0
+"""With a caller's process that should have said something."""
+OFFSET_S = 1.7
+"""Each caller begins so much later in the recording, lest all of them say the same at once."""
+LAST_WORD_S = 1.1
+"""The server says once a second how a call fares."""
+PROBE_STEP_S = 0.005
+STALL_S = 0.02
+"""A probe that wakes so late was stalled with its core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every caller is told."""
+
+    url: str
+    frames: int
+    voice: str | None
+    instructions: str | None
+    echo: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one caller met."""
+
+    caller: int
+    error: str | None = None
+    join_s: float = 0.0
+    first_sound_s: float = 0.0
+    counted: Count | None = None
+    underruns: int = 0
+    """20 ms pieces of silence that the server put in, by its own count."""
+    said_at: float = 0.0
+    rtt_s: float | None = None
+    echo_s: float | None = None
+    """From a sound said until its echo came."""
+
+    @property
+    def deficit(self) -> int:
+        """Frames due that were not the agent's."""
+        if self.counted is None:
+            return 0
+        return self.counted.deficit + math.ceil(self.underruns / CHUNKS_PER_FRAME)
+
+    @property
+    def longest_gap_s(self) -> float:
+        if self.counted is None:
+            return 0.0
+        return max(self.counted.longest_gap_s, self.underruns * CHUNK_S)
+
+    @property
+    def passes_driver(self) -> bool:
+        return (
+            self.error is None
+            and self.counted is not None
+            and 0 <= self.deficit <= DRIVER_DEFICIT
+            and self.counted.voiced_s >= DRIVER_VOICED_S
+        )
+
+    @property
+    def passes_ours(self) -> bool:
+        return self.passes_driver and self.deficit <= OUR_DEFICIT and self.longest_gap_s <= OUR_GAP_S + 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The whole run."""
+
+    plan: Plan
+    outcomes: list[Outcome]
+    load: dict[str, float] = field(default_factory=dict)
+    """Share of one core that each process of ours used while calls were counted; and the machine's load."""
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.outcomes) and all(o.passes_driver and o.passes_ours for o in self.outcomes)
+
+
+# ---- the recording
+
+
+def read_speech(path: Path | None) -> Pcm:
+    """The recording at 24 kHz mono; without one, a caller who hums in phrases."""
+    if path is None:
+        return hum(20.0)
+    resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+    with av.open(str(path)) as file:
+        pieces = [out.to_ndarray()[0] for frame in file.decode(audio=0) for out in resampler.resample(frame)]
+        pieces += [out.to_ndarray()[0] for out in resampler.resample(None)]
+    return np.concatenate(pieces).astype(np.int16)
+
+
+def hum(seconds: float) -> Pcm:
+    """Phrases of two seconds with a second between them, gliding, with overtones."""
+    t = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    phase = 2 * np.pi * np.cumsum(140 + 30 * np.sin(2 * np.pi * 0.7 * t)) / SAMPLE_RATE
+    voice = sum(np.sin(k * phase) / k for k in range(1, 8))
+    loud = (t % 3 < 2) * np.abs(np.sin(2 * np.pi * 2.5 * t))
+    return np.asarray(6000 * voice * loud, np.int16)
+
+
+def default_speech() -> Path | None:
+    shared = Path(os.environ.get("WEBRTC_DUPLEX_SHARED", ROOT.parent / "shared"))
+    path = shared / "data" / "speech" / "human_assistant_40s.wav"
+    return path if path.is_file() else None
+
+
+def share_of(speech: Pcm, caller: int, frames: int) -> Pcm:
+    """What this caller says: so many frames of the recording, from a place of its own, going round."""
+    start = round(caller * OFFSET_S * SAMPLE_RATE)
+    places = (start + np.arange(frames * CHUNKS_PER_FRAME * CHUNK_SAMPLES)) % len(speech)
+    return speech[places]
+
+
+# ---- one caller
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a caller wrote down while it spoke; read when the call is over."""
+
+    packets: list[ReceivedPacket] = field(default_factory=list)
+    underruns: list[tuple[float, int]] = field(default_factory=list)
+    """The server's count, each time it was told."""
+
+
+def call_in_process(plan: Plan, caller: int, speech: Pcm, core: int, pipe: Connection) -> None:
+    """A caller's process: says when it is in, waits for the start, says when it has done, reports what it met."""
+    os.sched_setaffinity(0, {core})
+    outcome, notes = Outcome(caller), Notes()
+    said = share_of(speech, caller, plan.frames)
+    try:
+        start = asyncio.run(_call(plan, said, outcome, notes, pipe))
+        pipe.send("done")
+        _count(plan, said, start, notes, pipe.recv(), outcome)
+    except (DuplexError, OSError, TimeoutError) as error:
+        outcome.error = f"{type(error).__name__}: {error}"
+    pipe.send(outcome)
+
+
+async def _call(plan: Plan, said: Pcm, outcome: Outcome, notes: Notes, pipe: Connection) -> float:
+    """Call, say it all from the common start on, and return when that was."""
+    encoder = Encoder()
+    payloads = [encoder.encode(chunk) for chunk in said.reshape(-1, CHUNK_SAMPLES)]
+    began = time.monotonic()
+    async with connect(plan.url, voice=plan.voice, instructions=plan.instructions, seed=outcome.caller) as call:
+        outcome.join_s = call.join_s
+        listening = [asyncio.create_task(_gather(call, notes)), asyncio.create_task(_note_underruns(call, notes))]
+        while not notes.packets and not call.over.is_set():
+            await asyncio.sleep(CHUNK_S)
+        outcome.first_sound_s = time.monotonic() - began
+        pipe.send("in")
+        start: float = await asyncio.to_thread(pipe.recv)
+        await asyncio.sleep(start - time.monotonic())
+        for payload in payloads:  # the microphone paces them
+            await call.send_packet(payload)
+        await asyncio.sleep(start + plan.frames * FRAME_S + TAIL_S - time.monotonic())
+        outcome.rtt_s = await call.rtt_s()
+        outcome.said_at = (call.sent_at or start) - (len(payloads) - 1) * CHUNK_S
+        outcome.error = "the call ended before its time" if call.over.is_set() else None
+        await asyncio.sleep(LAST_WORD_S)
+        for task in listening:
+            task.cancel()
+    return start
+
+
+def _count(
+    plan: Plan, said: Pcm, start: float, notes: Notes, stalls: list[tuple[float, float]], outcome: Outcome
+) -> None:
+    sounds = decoded(notes.packets)
+    outcome.counted = count(sounds, start, plan.frames, stalls)
+    outcome.underruns = _underruns_between(notes.underruns, start, start + plan.frames * FRAME_S + TAIL_S)
+    outcome.echo_s = echo_delay(said, outcome.said_at, sounds) if plan.echo else None
+
+
+async def _gather(call: Call, notes: Notes) -> None:
+    async for packet in call.packets():
+        notes.packets.append(packet)
+
+
+async def _note_underruns(call: Call, notes: Notes) -> None:
+    async for event in call.events():
+        if event.type == "ext.stats":
+            notes.underruns.append((event.at, int(event.body.get("underruns") or 0)))
+
+
+def decoded(packets: list[ReceivedPacket]) -> list[Heard]:
+    """The sound of each packet at its place; a packet that holds no Opus counts as never come."""
+    decoder, unwrapper = Decoder(), Unwrapper(RTP_CLOCK)
+    heard = [(packet, unwrapper.place(packet.timestamp), decoder.decode(packet.payload)) for packet in packets]
+    return [Heard(packet.at, place, pcm) for packet, place, pcm in heard if pcm is not None]
+
+
+def _underruns_between(counts: list[tuple[float, int]], start: float, end: float) -> int:
+    """How many came between two moments, by the counts next to them on the outside."""
+    before = [number for at, number in counts if at <= start]
+    until = [number for at, number in counts if at < end]
+    after = [number for at, number in counts if at >= end]
+    last = (after[:1] or until[-1:] or [0])[0]
+    return max(0, last - (before[-1] if before else 0))
+
+
+def echo_delay(said: Pcm, said_at: float, sounds: list[Heard]) -> float | None:
+    """Where what was heard fits best over what was said, in seconds; None if nothing was heard."""
+    if not sounds:
+        return None
+    offset = min(sound.at - sound.place for sound in sounds)
+    heard = np.zeros(round((sounds[-1].place + 1) * SAMPLE_RATE), np.float32)
+    for sound in sounds:
+        at = round(sound.place * SAMPLE_RATE)
+        if 0 <= at and at + len(sound.pcm) <= len(heard):
+            heard[at : at + len(sound.pcm)] = sound.pcm
+    size = 1 << (len(heard) + len(said)).bit_length()
+    product = np.fft.rfft(heard, size) * np.conj(np.fft.rfft(said.astype(np.float32), size))
+    lag = int(np.argmax(np.fft.irfft(product, size)[: len(heard)]))
+    return lag / SAMPLE_RATE + offset - said_at
+
+
+# ---- the machine
+
+
+def probe(core: int, pipe: Connection) -> None:
+    """Note every stretch in which this core did not let a light sleeper wake in time, until told to stop."""
+    os.sched_setaffinity(0, {core})
+    stalls: list[tuple[float, float]] = []
+    due = time.monotonic()
+    while not pipe.poll():
+        due = max(due + PROBE_STEP_S, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+        woke = time.monotonic()
+        if woke - due > STALL_S:
+            stalls.append((due, woke))
+    pipe.send(stalls)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far; 0 if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+@dataclass(slots=True)
+class Meter:
+    """CPU time of a server of ours and of its engine, from `begin` on."""
+
+    server: int | None
+    _begun: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _at: float = 0.0
+
+    def begin(self) -> None:
+        self._at = time.monotonic()
+        if self.server is not None:
+            self._begun["server"] = (self.server, cpu_seconds(self.server))
+            for engine in children_of(self.server):
+                self._begun["engine"] = (engine, cpu_seconds(engine))
+
+    def read(self) -> dict[str, float]:
+        passed = time.monotonic() - self._at
+        used = {name: (cpu_seconds(pid) - before) / passed for name, (pid, before) in self._begun.items()}
+        return {**used, "load": os.getloadavg()[0]}
+
+
+# ---- a server of our own
+
+
+@contextmanager
+def own_server(model: str, rows: int) -> Iterator[tuple[str, int]]:
+    """A server on a free port of this machine, and its process id; ended with the block."""
+    port = free_port()
+    command = [sys.executable, "-m", "webrtc_duplex", "serve", "--port", str(port), "--model", model]
+    with tempfile.TemporaryFile() as log:
+        server = subprocess.Popen([*command, "--rows", str(rows)], cwd=ROOT, stdout=log, stderr=log)
+        try:
+            await_ready(f"http://127.0.0.1:{port}", server)
+            yield f"http://127.0.0.1:{port}", server.pid
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read().decode(errors="replace"))
+            raise
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def await_ready(url: str, server: "subprocess.Popen[bytes]", timeout_s: float = 180.0) -> None:
+    """Wait for `/readyz`. Raises SystemExit if the server ends or takes too long."""
+    give_up = time.monotonic() + timeout_s
+    while time.monotonic() < give_up and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise SystemExit("the server did not become ready")
+
+
+def model_name(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+        return str(json.load(answer)["data"][0]["id"])
+
+
+# ---- the run
+
+
+class Worker:
+    """A process of ours: a caller or a probe."""
+
+    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload(["webrtc_duplex.client.call", "webrtc_duplex.client.timeline"])
+        self.pipe, theirs = processes.Pipe()
+        processes.Process(target=target, args=(*arguments, theirs), daemon=True).start()
+        theirs.close()
+
+
+class Peer(Worker):
+    """A caller's process. `outcome` is there once it has failed or come to its end."""
+
+    def __init__(self, plan: Plan, caller: int, speech: Pcm, core: int) -> None:
+        super().__init__(call_in_process, plan, caller, speech, core)
+        self.caller = caller
+        self.core = core
+        self.outcome: Outcome | None = None
+
+    def says(self, word: str, timeout_s: float) -> bool:
+        """Whether it says this word in time, and not how it ended instead."""
+        if self.outcome is not None:
+            return False
+        message = self._next(timeout_s)
+        if isinstance(message, Outcome):
+            self.outcome = message
+        return message == word
+
+    def _next(self, timeout_s: float) -> str | Outcome:
+        try:
+            if self.pipe.poll(max(0.0, timeout_s)):
+                message: str | Outcome = self.pipe.recv()
+                return message
+        except EOFError:
+            return Outcome(self.caller, error="its process died")
+        return Outcome(self.caller, error="its process said nothing in time")
+
+
+def run(plan: Plan, peers: int, speech: Pcm, meter: Meter) -> Report:
+    """Admit everybody, start everybody, and gather what each met."""
+    cores = sorted(os.sched_getaffinity(0))
+    probes = {core: Worker(probe, core) for core in cores}
+    callers = [Peer(plan, caller, speech, cores[caller % len(cores)]) for caller in range(peers)]
+    give_up = time.monotonic() + ADMISSION_S
+    admitted = [peer for peer in callers if peer.says("in", give_up - time.monotonic())]
+    meter.begin()
+    start = time.monotonic() + START_IN_S
+    for peer in admitted:
+        peer.pipe.send(start)
+    done = [
+        peer for peer in admitted if peer.says("done", start + plan.frames * FRAME_S + PATIENCE_S - time.monotonic())
+    ]
+    load = meter.read()
+    for worker in probes.values():
+        worker.pipe.send("stop")
+    stalls = {core: worker.pipe.recv() for core, worker in probes.items()}
+    for peer in done:
+        peer.pipe.send(stalls[peer.core])
+        peer.says("", PATIENCE_S)
+    return Report(plan, [peer.outcome for peer in callers if peer.outcome is not None], load)
+
+
+# ---- telling
+
+
+def table(report: Report) -> str:
+    lines = [
+        f"{'caller':>6} {'due':>5} {'heard':>5} {'deficit':>7} {'excused':>7} {'gaps':>5} {'longest':>8} {'late':>7} "
+        f"{'silence':>8} {'voiced':>7} {'join':>7} {'sound':>7} {'rtt':>7} {'echo':>7}  driver ours"
+    ]
+    lines += [_line(outcome) for outcome in report.outcomes]
+    passed = [sum(o.passes_driver for o in report.outcomes), sum(o.passes_ours for o in report.outcomes)]
+    lines.append(f"{passed[0]} of {len(report.outcomes)} pass by the driver's rule, {passed[1]} by ours")
+    names = {"server": "Server CPU", "engine": "Engine CPU"}
+    lines += [f"{name}: {report.load[key]:.0%} of a core" for key, name in names.items() if key in report.load]
+    lines.append(f"Load average: {report.load.get('load', 0.0):.1f}")
+    return "\n".join(lines)
+
+
+def _line(o: Outcome) -> str:
+    if o.counted is None:
+        return f"{o.caller:>6} {o.error}"
+    c = o.counted
+    return (
+        f"{o.caller:>6} {c.due:>5} {c.heard:>5} {o.deficit:>7} {c.excused:>7} {len(c.gaps_s):>5} "
+        f"{_ms(o.longest_gap_s)} {_ms(c.latest_s, 4)} {_ms(o.underruns * CHUNK_S)} {c.voiced_s:>5.1f} s "
+        f"{_ms(o.join_s, 4)} {_ms(o.first_sound_s, 4)} {_ms(o.rtt_s, 4)} {_ms(o.echo_s, 4)}  "
+        f"{_verdict(o.passes_driver):<6} {_verdict(o.passes_ours)}{'  ' + o.error if o.error else ''}"
+    )
+
+
+def _ms(seconds: float | None, width: int = 5) -> str:
+    return f"{'-':>{width}}   " if seconds is None else f"{1000 * seconds:>{width}.0f} ms"
+
+
+def _verdict(passes: bool) -> str:
+    return "pass" if passes else "FAIL"
+
+
+def as_json(report: Report) -> dict[str, object]:
+    return {
+        "plan": asdict(report.plan),
+        "passed": report.passed,
+        "load": report.load,
+        "callers": [
+            {
+                **asdict(outcome),
+                "deficit": outcome.deficit,
+                "longest_gap_s": outcome.longest_gap_s,
+                "passes_driver": outcome.passes_driver,
+                "passes_ours": outcome.passes_ours,
+            }
+            for outcome in report.outcomes
+        ],
+    }
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    speech = read_speech(options.wav or default_speech())
+    if options.url:
+        report = _run_against(options, options.url, speech, Meter(None))
+    else:
+        with own_server(options.model, options.peers) as (url, pid):
+            report = _run_against(options, url, speech, Meter(pid))
+    print(table(report))
+    if options.json:
+        options.json.write_text(json.dumps(as_json(report), indent=2))
+    return 0 if report.passed else 1
+
+
+def _run_against(options: argparse.Namespace, url: str, speech: Pcm, meter: Meter) -> Report:
+    plan = Plan(url, options.frames, options.voice, options.instructions, model_name(url) == "echo")
+    return run(plan, options.peers, speech, meter)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="a server that runs; without it one is started")
+    parser.add_argument("--model", default="tiny", help="model of the server that is started (default: %(default)s)")
+    parser.add_argument("--peers", type=int, default=8, help="callers (default: %(default)s)")
+    parser.add_argument("--frames", type=int, default=375, help="frames of 80 ms each says (default: %(default)s)")
+    parser.add_argument("--wav", type=Path, help="what they say (default: a recording beside the repository, or a hum)")
+    parser.add_argument("--voice", help="voice to ask for")
+    parser.add_argument("--instructions", help="instructions to give")
+    parser.add_argument("--json", type=Path, help="file to write all numbers to")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

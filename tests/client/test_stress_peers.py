@@ -1,0 +1,85 @@
+"""How the stress run judges; that it runs is shown by the whole-system test at the end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scripts.stress_peers import Outcome, Plan, Report, _underruns_between, echo_delay, hum, share_of, table
+from tests.conftest import ROOT
+from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES
+from webrtc_duplex.client.timeline import Count, Heard
+
+PLAN = Plan("http://localhost", 375, None, None, echo=True)
+
+
+def outcome(deficit: int = 0, gap_s: float = 0.0, voiced_s: float = 10.0, underruns: int = 0) -> Outcome:
+    gaps = (gap_s,) if gap_s else ()
+    counted = Count(due=375, heard=375 - deficit, gaps_s=gaps, voiced_s=voiced_s, latest_s=0.01)
+    return Outcome(0, counted=counted, underruns=underruns)
+
+
+@pytest.mark.parametrize(
+    ("met", "driver", "ours"),
+    [
+        (outcome(), True, True),
+        (outcome(deficit=1, gap_s=0.06), True, True),
+        (outcome(deficit=2), True, False),
+        (outcome(gap_s=0.08), True, False),
+        (outcome(deficit=4), True, False),
+        (outcome(deficit=5), False, False),
+        (outcome(voiced_s=0.2), False, False),
+        (outcome(underruns=3), True, True),
+        (outcome(underruns=4), True, False),
+        (outcome(underruns=20), False, False),
+        (Outcome(0, error="refused"), False, False),
+    ],
+)
+def test_a_caller_is_judged_by_both_rules(met: Outcome, driver: bool, ours: bool) -> None:
+    assert (met.passes_driver, met.passes_ours) == (driver, ours)
+
+
+def test_a_run_passes_only_if_everyone_does() -> None:
+    assert Report(PLAN, [outcome(), outcome()]).passed
+    assert not Report(PLAN, [outcome(), outcome(deficit=2)]).passed
+    assert not Report(PLAN, []).passed
+
+
+def test_underruns_are_counted_between_the_words_around_the_run() -> None:
+    counts = [(0.5, 3), (1.5, 4), (2.5, 6), (3.5, 9)]
+    assert _underruns_between(counts, 1.0, 3.0) == 6
+    assert _underruns_between(counts, 1.0, 9.0) == 6
+    assert _underruns_between([], 1.0, 3.0) == 0
+
+
+def test_the_delay_of_an_echo_is_found() -> None:
+    said = hum(4.0)
+    delayed = np.concatenate([np.zeros(4800, np.int16), said])[: len(said)]
+    heard = [
+        Heard(at=200 + i * CHUNK_S, place=i * CHUNK_S, pcm=chunk)
+        for i, chunk in enumerate(delayed.reshape(-1, CHUNK_SAMPLES))
+    ]
+    assert echo_delay(said, 200.0, heard) == pytest.approx(0.2, abs=1e-3)
+
+
+def test_callers_say_different_things() -> None:
+    speech = hum(10.0)
+    assert len(share_of(speech, 0, 10)) == 10 * 1920
+    assert not np.array_equal(share_of(speech, 0, 10), share_of(speech, 1, 10))
+
+
+def test_a_caller_who_was_refused_has_a_line_too() -> None:
+    assert "CapacityError" in table(Report(PLAN, [Outcome(0, error="CapacityError: all rows are leased")]))
+
+
+@pytest.mark.slow
+def test_two_callers_of_an_echo_hear_all_they_are_due(tmp_path: Path) -> None:
+    numbers = tmp_path / "run.json"
+    command = [sys.executable, "scripts/stress_peers.py", "--peers", "2", "--frames", "50", "--model", "echo"]
+    subprocess.run([*command, "--json", str(numbers)], cwd=ROOT, check=True)
+    callers = json.loads(numbers.read_text())["callers"]
+    assert [caller["counted"]["due"] for caller in callers] == [50, 50]
+    assert all(caller["echo_s"] < 1 for caller in callers)
