@@ -1,7 +1,7 @@
 """The depformer: the 8 codes of the agent's next column, one after another, each with its own weights.
 
-Step k hears the temporal transformer's hidden vector and the token before it (the text at step 0, code k - 1 after), and
-attends to the steps before it in the same frame; between frames nothing is remembered.
+Step k hears the temporal transformer's hidden vector and the token before it (the text at step 0, code k - 1 after),
+and attends to the steps before it in the same frame; between frames nothing is remembered.
 """
 
 import math
@@ -134,4 +134,5 @@ def attend_steps(qkv: Tensor, remembered: Tensor, step: int) -> Tensor:
     remembered[1, :, :, step] = value
     keys, values = remembered[:, :, :, : step + 1]
     weights = torch.softmax((keys * query[:, :, None]).sum(-1) / math.sqrt(width), dim=-1)  # [B, H, step + 1]
-    return (values * weights[..., None]).sum(2).flatten(1)
+    attended: Tensor = (values * weights[..., None]).sum(2)
+    return attended.flatten(1)

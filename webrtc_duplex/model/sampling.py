@@ -100,7 +100,7 @@ def _draw(noise: Tensor, temperature: Tensor, top_k: Tensor, rows: Tensor) -> Dr
 
 
 def race_noise(seeds: Tensor, frames: Tensor, first: int, count: int, tokens: int) -> Tensor:
-    """-log E for each of `tokens` tokens in draws first .. first + count - 1: seeds, frames int64 [B] -> [B, count, V]."""
+    """-log E of every token in draws first .. first + count - 1: seeds and frames int64 [B] -> [B, count, tokens]."""
     which = torch.arange(first, first + count, device=seeds.device)
     low = (frames[:, None] * _DRAWS_A_FRAME + which)[..., None]  # [B, count, 1]
     words = philox(torch.arange(tokens, device=seeds.device), low & _WORD, seeds[:, None, None] & _WORD)
