@@ -2,63 +2,19 @@
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.browser import Browser, Page, open_browser
-from tests.conftest import ROOT
+from tests.paper_server import PaperServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 DESKTOP = (1280, 800)
 PHONE = (390, 844)
-
-
-@dataclass(slots=True)
-class PaperServer:
-    """Answers as the real one would, from paper: it has a model, and refuses every call."""
-
-    url: str = ""
-    refusal: int = 503
-    code: str = "at_capacity"
-    retry_after: str = "3"
-    takes_text: bool = True
-    voices: list[str] = field(default_factory=lambda: ["ada", "bob"])
-    offers: list[dict[str, Any]] = field(default_factory=list)
-
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.router.add_get("/", self.page)
-        app.router.add_static("/static", ROOT / "static")
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/v1/voices", self.list_voices)
-        app.router.add_get("/v1/realtime/ice-servers", self.ice_servers)
-        app.router.add_post("/v1/realtime/calls", self.refuse)
-        return app
-
-    async def page(self, request: web.Request) -> web.FileResponse:
-        return web.FileResponse(ROOT / "static" / "index.html")
-
-    async def models(self, request: web.Request) -> web.Response:
-        model = {"id": "paper", "object": "model", "takes_text": self.takes_text, "max_text_chars": 400}
-        return web.json_response({"object": "list", "data": [model]})
-
-    async def list_voices(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": name} for name in self.voices], "default": "bob"})
-
-    async def ice_servers(self, request: web.Request) -> web.Response:
-        return web.json_response({"iceServers": []})
-
-    async def refuse(self, request: web.Request) -> web.Response:
-        self.offers.append(await request.json())
-        error = {"type": "capacity_error", "code": self.code, "message": "the house is made of paper", "param": None}
-        headers = {"Retry-After": self.retry_after}
-        return web.json_response({"error": error}, status=self.refusal, headers=headers)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -12,7 +12,8 @@ from aiohttp.test_utils import TestServer
 from tests import npm
 from tests.browser import Browser, Page, open_browser
 from tests.conftest import ROOT
-from tests.test_page import DESKTOP, PHONE, PaperServer
+from tests.paper_server import OPERATOR_KEY, PaperServer
+from tests.test_page import DESKTOP, PHONE
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -34,13 +35,11 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def page(browser: Browser) -> AsyncIterator[Page]:
-    async with TestServer(PaperServer().app()) as listening:
-        page = await browser.open(str(listening.make_url("/")))
-        await page.wait_for("document.getElementById('model').textContent === 'paper'")
-        await page.evaluate("document.querySelector('details').open = true")
-        yield page
-        await page.close()
+async def paper() -> AsyncIterator[PaperServer]:
+    server = PaperServer()
+    async with TestServer(server.app()) as listening:
+        server.url = str(listening.make_url("/"))
+        yield server
 
 
 async def serious_faults(page: Page, node_modules: Path) -> list[str]:
@@ -56,14 +55,25 @@ async def serious_faults(page: Page, node_modules: Path) -> list[str]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-async def test_axe_finds_no_serious_fault(page: Page, node_modules: Path, size: tuple[int, int], dark: bool) -> None:
+async def test_axe_finds_no_serious_fault(
+    browser: Browser, paper: PaperServer, node_modules: Path, size: tuple[int, int], dark: bool
+) -> None:
+    page = await browser.open(paper.url)
     await page.look(*size, dark=dark, calm=True)
+    await page.wait_for("document.getElementById('model').textContent === 'paper'")
+    await page.evaluate("document.querySelector('details').open = true")
     assert await serious_faults(page, node_modules) == []
     await page.click("#call")
     await page.wait_for("document.body.dataset.phase === 'refused'")
     assert await serious_faults(page, node_modules) == []
+    await page.evaluate(f"sessionStorage.setItem('operator-key', '{OPERATOR_KEY}')")
+    await page.navigate(f"{paper.url}ops")
+    await page.wait_for("document.getElementById('board').checkVisibility()")
+    assert await serious_faults(page, node_modules) == []
+    await page.close()
 
 
+@pytest.mark.slow
 async def test_the_types_in_the_pages_comments_are_true(node_modules: Path) -> None:
     compiler = node_modules / "typescript" / "bin" / "tsc"
     modules = sorted((ROOT / "static").glob("*.js"))
