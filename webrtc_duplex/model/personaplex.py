@@ -181,6 +181,15 @@ class PersonaPlex:
         """State of `rows` fresh rows and the scratch row."""
         return ModelState(self.mimi.allocate(rows), self.lm.allocate(rows))
 
+    def say_last(self, prompt: PromptColumns, row: int, state: ModelState) -> None:
+        """Decode the prompt's last frame, unheard, so that the first live one follows on it as in the reference.
+
+        A bare start has no frame: its tail is initial tokens, which no codebook knows.
+        """
+        if bool((prompt.tail_agent < self.lm.config.card).all()):
+            rows = torch.tensor([row], device=self.lm.late.device)
+            self.mimi.decode(prompt.tail_agent.to(rows.device)[None], state.mimi, rows)
+
     def step(self, pcm: Tensor, rows: Tensor, state: ModelState) -> Said:
         """One frame of each listed row: pcm int16 [B, 1920], rows int64 [B]. Their prompts must have been opened."""
         latent = self.mimi.encoder.run(pcm / PCM_SCALE, state.mimi.encoder, rows)

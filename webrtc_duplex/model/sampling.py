@@ -13,10 +13,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from webrtc_duplex.model.config import STEPS, LMConfig
+from webrtc_duplex.errors import RequestError
+from webrtc_duplex.messages import Prompt
+from webrtc_duplex.model.config import STEPS, LMConfig, SamplingConfig
 
 MAX_TOP_K = 256
 """The largest top-k that a call may ask for; 0 means every token."""
+
+MAX_TEMPERATURE = 4.0
 
 _DRAWS_A_FRAME = 16
 _ROUNDS = 10
@@ -50,6 +54,14 @@ class SamplerState:
             audio_temperature=zeros(torch.float32),
             audio_top_k=zeros(torch.int64),
         )
+
+    def set_row(self, row: int, seed: int, sampling: SamplingConfig) -> None:
+        """Let the row sample as its call asks; of the seed 32 bits count."""
+        self.seed[row] = seed & _WORD
+        self.text_temperature[row] = sampling.text_temperature
+        self.text_top_k[row] = sampling.text_top_k
+        self.audio_temperature[row] = sampling.audio_temperature
+        self.audio_top_k[row] = sampling.audio_top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +141,29 @@ def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
     """High and low word of the product; int64 wraps, its bits are those of the unsigned product."""
     product = word * multiplier
     return (product >> 32) & _WORD, product & _WORD
+
+
+def asked(prompt: Prompt, default: SamplingConfig) -> SamplingConfig:
+    """How the call is to be sampled, defaults filled in. Raises RequestError for what cannot be."""
+    return SamplingConfig(
+        text_temperature=_temperature("text_temperature", prompt.text_temperature, default.text_temperature),
+        text_top_k=_top_k("text_top_k", prompt.text_top_k, default.text_top_k),
+        audio_temperature=_temperature("audio_temperature", prompt.audio_temperature, default.audio_temperature),
+        audio_top_k=_top_k("audio_top_k", prompt.audio_top_k, default.audio_top_k),
+    )
+
+
+def _temperature(name: str, wanted: float | None, default: float) -> float:
+    if wanted is None:
+        return default
+    if not 0.0 <= wanted <= MAX_TEMPERATURE:  # not a number is not in between either
+        raise RequestError(f"{name} must be 0 (greedy) to {MAX_TEMPERATURE:g}, not {wanted}", param=name)
+    return wanted
+
+
+def _top_k(name: str, wanted: int | None, default: int) -> int:
+    if wanted is None:
+        return default
+    if not 0 <= wanted <= MAX_TOP_K:
+        raise RequestError(f"{name} must be 0 (every token) to {MAX_TOP_K}, not {wanted}", param=name)
+    return wanted

@@ -214,3 +214,39 @@ def zero_row(state: object, row: int) -> None:
     """Make a row as it was allocated. Old keys go too: were one not finite, even its masked product would not be."""
     for _, tensor in tensors(state):
         tensor[row].zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class RowImage:
+    """A copy of one row's state: of rings the first slots that are in use, of all else everything."""
+
+    tensors: tuple[Tensor, ...]
+
+    @classmethod
+    def take(cls, state: object, row: int, used: int) -> Self:
+        """Copy the row, of whose rings `used` slots (or all, if they have fewer) were ever written."""
+        return cls(tuple(tensor.clone() for tensor in _row(state, row, used)))
+
+    def put(self, state: object, row: int, used: int) -> None:
+        """Make a fresh row what the copied one was."""
+        for tensor, copy in zip(_row(state, row, used), self.tensors, strict=True):
+            tensor.copy_(copy)
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def _row(state: object, row: int, used: int) -> Iterator[Tensor]:
+    """Views of a row's tensors; of a ring [H, C, d] its first `used` slots."""
+    if isinstance(state, Ring):
+        yield state.keys[row, :, :used]
+        yield state.values[row, :, :used]
+    elif isinstance(state, Tensor):
+        yield state[row]
+    elif isinstance(state, tuple):
+        for item in state:
+            yield from _row(item, row, used)
+    elif is_dataclass(state):
+        for field in fields(state):
+            yield from _row(getattr(state, field.name), row, used)

@@ -1,0 +1,285 @@
+"""The model as the engine knows it: numpy in, numpy out; owns weights, state, static buffers and CUDA graphs."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from webrtc_duplex.audio import FRAME_SAMPLES, Pcm
+from webrtc_duplex.messages import ModelCard, Prompt
+from webrtc_duplex.model.checkpoint import load_lm, load_mimi, open_checkpoint, voice_model
+from webrtc_duplex.model.echo import EchoRunner
+from webrtc_duplex.model.personaplex import ModelState, PersonaPlex, Said
+from webrtc_duplex.model.prompter import Prompter, Wish
+from webrtc_duplex.model.prompts import PromptColumns
+from webrtc_duplex.model.sampling import asked
+from webrtc_duplex.model.streaming import RowImage, zero_row
+from webrtc_duplex.model.voices import read_voices
+
+TINY = Path(__file__).parent / "tiny"
+"""The checkpoint that ships with the package."""
+
+LANE_COUNTS = (4, 8, 16, 32, 64, 128)
+"""Lanes of a step on the CPU: with fewer than 4 its matrix kernels round differently."""
+
+CUDA_LANE_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Lanes of a captured step: one graph each."""
+
+PROMPT_CACHE_BYTES = 1 << 30
+
+
+class Prompts(Protocol):
+    """What the runner asks of `prompter.Prompter`."""
+
+    def card(self) -> ModelCard: ...
+    def wish(self, prompt: Prompt) -> Wish: ...
+    def columns(self, wish: Wish) -> PromptColumns: ...
+
+
+@dataclass(slots=True)
+class Opening:
+    """A row whose prompt is being prefilled."""
+
+    wish: Wish
+    columns: PromptColumns
+    done: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.columns) - self.done
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A row as its prompt left it, before anything of the call itself (its seed, its first choice)."""
+
+    columns: PromptColumns
+    image: RowImage
+    hidden: Tensor
+    """Of the last column, [D]: what the call's first tokens are chosen from."""
+
+    @property
+    def bytes(self) -> int:
+        return self.image.bytes + self.hidden.nbytes
+
+
+class PromptCache:
+    """Rows after prefill by wish: at most so many bytes, the least recently used goes first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[Wish, Prefilled] = OrderedDict()
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.bytes for entry in self._entries.values())
+
+    def get(self, wish: Wish) -> Prefilled | None:
+        if wish in self._entries:
+            self._entries.move_to_end(wish)
+        return self._entries.get(wish)
+
+    def put(self, wish: Wish, entry: Prefilled) -> None:
+        """Keep it, unless it alone is too large."""
+        self._entries[wish] = entry
+        self._entries.move_to_end(wish)
+        while self.bytes > self._limit:
+            self._entries.popitem(last=False)
+
+
+class Lanes:
+    """The step for a fixed number of lanes, from and to static buffers; lanes without a row work on the scratch row."""
+
+    def __init__(self, model: PersonaPlex, state: ModelState, count: int, scratch: int) -> None:
+        self._model, self._state, self._scratch = model, state, scratch
+        self._rows = torch.full((count,), scratch)
+        self._pcm = torch.zeros(count, FRAME_SAMPLES, dtype=torch.int16)
+
+    def step(self, rows: NDArray[np.int64], pcm: Pcm) -> Said:
+        """Rows [n], pcm [n, 1920]; the answer has all lanes, the first n are the rows'."""
+        self._fill(rows, pcm)
+        return self._model.step(self._pcm, self._rows, self._state)
+
+    def _fill(self, rows: NDArray[np.int64], pcm: Pcm) -> None:
+        self._rows[: len(rows)] = torch.from_numpy(rows)
+        self._rows[len(rows) :] = self._scratch
+        self._pcm[: len(rows)] = torch.from_numpy(pcm)
+        self._pcm[len(rows) :] = 0
+
+
+class CudaLanes(Lanes):
+    """The same as one CUDA graph: pinned buffers, one copy in and one out of each inside the graph, one wait."""
+
+    def __init__(
+        self, model: PersonaPlex, state: ModelState, count: int, scratch: int, before: torch.cuda.CUDAGraph | None
+    ) -> None:
+        super().__init__(model, state, count, scratch)
+        self._rows, self._pcm = self._rows.pin_memory(), self._pcm.pin_memory()
+        self._device_rows, self._device_pcm = self._rows.cuda(), self._pcm.cuda()
+        self._said = self._on_host(self._step_on_device())  # also compiles and initialises, before capture
+        self._done: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self.graph = torch.cuda.CUDAGraph()
+        pool = before.pool() if before else None  # graphs are never replayed at once, so they share their memory
+        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+            self._device_rows.copy_(self._rows, non_blocking=True)
+            self._device_pcm.copy_(self._pcm, non_blocking=True)
+            said = self._step_on_device()
+            for host, device in zip(_parts(self._said), _parts(said), strict=True):
+                host.copy_(device, non_blocking=True)
+
+    def step(self, rows: NDArray[np.int64], pcm: Pcm) -> Said:
+        self._fill(rows, pcm)
+        self.graph.replay()
+        self._done.record()
+        self._done.synchronize()
+        return self._said
+
+    def _step_on_device(self) -> Said:
+        return self._model.step(self._device_pcm, self._device_rows, self._state)
+
+    @staticmethod
+    def _on_host(said: Said) -> Said:
+        return Said(*(torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in _parts(said)))
+
+
+def _parts(said: Said) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return said.pcm, said.text, said.codes, said.sound
+
+
+class PersonaPlexRunner:
+    """The engine's model interface around a duplex model.
+
+    A row's way: `begin` makes it fresh and, where the prompt is in the cache, lets it join at once; else `prefill` runs
+    the prompt in chunks. Then `step` lists it at every tick. All state is allocated here, once.
+    """
+
+    def __init__(
+        self,
+        model: PersonaPlex,
+        prompts: Prompts,
+        rows: int,
+        cache_bytes: int = PROMPT_CACHE_BYTES,
+        lane_counts: Sequence[int] | None = None,
+    ) -> None:
+        self.rows = rows
+        self.card = prompts.card()
+        self.codes = np.zeros((0, 8), np.int64)
+        """Codes that the last step's rows said, [n, 8]; for who writes them down."""
+        self._model = model
+        self._prompts = prompts
+        self._state = model.allocate(rows)
+        self._openings: dict[int, Opening] = {}
+        self._cache = PromptCache(cache_bytes)
+        self._lanes = self._make_lanes(lane_counts)
+        self._warm_up()
+
+    def load_prompt(self, prompt: Prompt) -> int:
+        """Check what the prompt asks for; returns its columns. Raises RequestError or CheckpointError."""
+        asked(prompt, self._model.lm.config.sampling)
+        wish = self._prompts.wish(prompt)
+        cached = self._cache.get(wish)
+        return len(cached.columns if cached else self._prompts.columns(wish))
+
+    @torch.inference_mode()
+    def begin(self, row: int, prompt: Prompt) -> int:
+        """Make the row a fresh one of this call; returns the columns left to prefill, 0 where the cache had them."""
+        sampling = asked(prompt, self._model.lm.config.sampling)
+        wish = self._prompts.wish(prompt)
+        cached = self._cache.get(wish)
+        opening = None if cached else Opening(wish, self._prompts.columns(wish))
+        self.reset(row)
+        self._state.lm.sampler.set_row(row, prompt.seed, sampling)
+        if cached:
+            cached.image.put(self._prompted(), row, len(cached.columns))
+            self._model.lm.open(cached.columns, cached.hidden, row, self._state.lm)
+            return 0
+        assert opening is not None
+        self._openings[row] = opening
+        return opening.left
+
+    @torch.inference_mode()
+    def prefill(self, row: int, columns: int) -> int:
+        """Run at most so many more columns of the row's prompt; returns the columns left."""
+        opening = self._openings[row]
+        count = min(columns, opening.left)
+        hidden = self._model.lm.prefill(opening.columns, row, opening.done, count, self._state.lm)
+        opening.done += count
+        if not opening.left:
+            del self._openings[row]
+            self._end_prompt(row, opening, hidden)
+        return opening.left
+
+    @torch.inference_mode()
+    def reset(self, row: int) -> None:
+        """Make the row equal a fresh one."""
+        self._openings.pop(row, None)
+        zero_row(self._state, row)
+
+    @torch.inference_mode()
+    def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
+        """One frame of the listed rows [n]: pcm int16 [n, 1920] -> pcm int16 [n, 1920], text [n], sound [n]."""
+        count = len(rows)
+        said = self._lanes_for(count).step(rows, pcm)
+        pcm_out, text, self.codes, sound = (part[:count].numpy().copy() for part in _parts(said))
+        return pcm_out, text, sound
+
+    def _end_prompt(self, row: int, opening: Opening, hidden: Tensor) -> None:
+        """Keep the row for the next call with this prompt, and let this one choose its first tokens."""
+        self._model.say_last(opening.columns, row, self._state)
+        image = RowImage.take(self._prompted(), row, len(opening.columns))
+        self._cache.put(opening.wish, Prefilled(opening.columns, image, hidden.clone()))
+        self._model.lm.open(opening.columns, hidden, row, self._state.lm)
+
+    def _prompted(self) -> tuple[object, ...]:
+        """The parts of the state that a prompt changes whoever calls: not the encoder, not seed and choices."""
+        return (self._state.lm.temporal, self._state.mimi.decoder)
+
+    def _lanes_for(self, count: int) -> Lanes:
+        return next(self._lanes[size] for size in self._lanes if size >= count)
+
+    def _make_lanes(self, wanted: Sequence[int] | None) -> dict[int, Lanes]:
+        """Lanes for up to all rows, by their number, ascending."""
+        on_cuda = self._state.lm.own.is_cuda
+        counts = list(wanted or (CUDA_LANE_COUNTS if on_cuda else LANE_COUNTS))
+        while counts[-1] < self.rows:
+            counts.append(2 * counts[-1])
+        needed = counts[: next(i for i, count in enumerate(counts) if count >= self.rows) + 1]
+        if not on_cuda:
+            return {count: Lanes(self._model, self._state, count, self.rows) for count in needed}
+        return dict(sorted(self._capture(needed).items()))
+
+    @torch.inference_mode()
+    def _capture(self, counts: Sequence[int]) -> dict[int, Lanes]:
+        """A graph for each number of lanes, the largest first: its memory serves the others too."""
+        lanes: dict[int, Lanes] = {}
+        before = None
+        for count in reversed(counts):
+            captured = CudaLanes(self._model, self._state, count, self.rows, before)
+            lanes[count], before = captured, captured.graph
+        return lanes
+
+    def _warm_up(self) -> None:
+        """Step every number of lanes once with no row, and prefill the default prompt in the scratch row."""
+        for count in self._lanes:
+            self._lanes[count].step(np.zeros(0, np.int64), np.zeros((0, FRAME_SAMPLES), np.int16))
+        self.prefill(self.rows, self.begin(self.rows, Prompt()))
+
+
+def load_runner(model: str, rows: int, device: str) -> PersonaPlexRunner | EchoRunner:
+    """Load `echo`, `tiny` or the directory of a checkpoint. Raises CheckpointError with what is wrong with it."""
+    if model == "echo":
+        return EchoRunner(rows)
+    checkpoint = open_checkpoint(TINY if model == "tiny" else Path(model))
+    where = torch.device(device)
+    if where.type == "cpu":
+        torch.set_num_threads(1)  # the other cores are the servers'; and a call's bits must not depend on their number
+    dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
+    prompter = Prompter(checkpoint, read_voices(checkpoint.directory, voice_model(checkpoint)))
+    personaplex = PersonaPlex(load_lm(checkpoint, where, dtype), load_mimi(checkpoint, where))
+    return PersonaPlexRunner(personaplex, prompter, rows)
