@@ -22,7 +22,7 @@ def test_every_state_but_free_can_be_freed_and_no_free_row_can() -> None:
 @pytest.mark.parametrize("state, event", [pair for pair in product(RowState, RowEvent) if pair not in LIFE])
 def test_what_is_not_in_the_table_is_no_transition(state: RowState, event: RowEvent) -> None:
     with pytest.raises(KeyError):
-        Row(0, 0, state=state).after(event)
+        Row(0, 0, Lease(0, 0), state=state).after(event)
 
 
 def test_each_lease_of_a_row_is_of_the_next_epoch_and_starts_anew() -> None:
@@ -31,7 +31,7 @@ def test_each_lease_of_a_row_is_of_the_next_epoch_and_starts_anew() -> None:
     first.columns_left, first.position, first.wants_start, first.leased = 3, 70, True, True
     pool.free(first)
     second = lease_a_row(pool)
-    assert (first.epoch, second.epoch) == (1, 2)
+    assert (first.lease.epoch, second.lease.epoch) == (1, 2)
     assert (second.columns_left, second.position, second.wants_start, second.leased) == (0, 0, False, False)
 
 

@@ -72,13 +72,13 @@ class Tenant:
 
 @dataclass(slots=True)
 class Row:
-    """One seat of state. `index`, `phase` and `epoch` outlive a lease; all else is of this lease only."""
+    """One seat of state. Its lease (the next one is of the next epoch) and all below that is of one tenant only."""
 
     index: int
     phase: int
     """Which of the sub-ticks of a frame it is stepped at."""
-    epoch: int = 0
-    """How often it has been leased."""
+    lease: Lease
+    """The right to this row; in epoch 0 nobody has had it yet."""
     state: RowState = RowState.FREE
     tenant: Tenant | None = None
     awaiting: Prompt | None = None
@@ -97,11 +97,6 @@ class Row:
     """Position of the frame heard at `from_tick`."""
     from_tick: int = 0
 
-    @property
-    def lease(self) -> Lease:
-        """The right to this row, now."""
-        return Lease(self.index, self.epoch)
-
     def after(self, event: RowEvent) -> None:
         """Move on by the table."""
         self.state = LIFE[self.state, event]
@@ -115,7 +110,7 @@ class RowPool:
     """All rows, and who holds them. Rows are spread evenly over the phases."""
 
     def __init__(self, rows: int, phases: int) -> None:
-        self._rows = [Row(index, index % phases) for index in range(rows)]
+        self._rows = [Row(index, index % phases, Lease(index, epoch=0)) for index in range(rows)]
         self._free = list(self._rows)  # longest free first: a stale writer has had the most time to notice
         self._leased: dict[int, Row] = {}  # by index; the oldest lease first
 
@@ -135,7 +130,8 @@ class RowPool:
         crowd = self._crowds()
         old = min(self._free, key=lambda row: crowd[row.phase])  # of equals the first, that is the longest free
         self._free.remove(old)
-        row = Row(old.index, old.phase, old.epoch + 1, tenant=tenant, awaiting=prompt, asked_at=now, deadline=deadline)
+        lease = Lease(old.index, old.lease.epoch + 1)
+        row = Row(old.index, old.phase, lease, tenant=tenant, awaiting=prompt, asked_at=now, deadline=deadline)
         row.after(RowEvent.OPENED)
         self._rows[row.index] = self._leased[row.index] = row
         return row
@@ -157,7 +153,7 @@ class RowPool:
     def require(self, lease: Lease) -> Row:
         """The row of a lease; raises StaleEpochError if the lease is over (or never was)."""
         row = self._leased.get(lease.row)
-        if row is None or row.epoch != lease.epoch:
+        if row is None or row.lease != lease:
             raise StaleEpochError(f"row {lease.row} is no longer leased in epoch {lease.epoch}")
         return row
 
