@@ -38,13 +38,12 @@ class MemoryPlan:
         """Raise CheckpointError, with the numbers, if `rows` callers do not fit."""
         if self.total(rows) > available:
             raise CheckpointError(
-                f"{rows} rows do not fit: {self} make {_gib(self.total(rows))}, and {_gib(available)} are free; "
+                f"{rows} rows do not fit: {self} make {_size(self.total(rows))}, and {_size(available)} are free; "
                 f"{self.rows_in(available)} rows would fit"
             )
 
     def __str__(self) -> str:
-        row = _gib(self.row) if self.row >= 1 << 29 else f"{self.row / (1 << 20):.1f} MiB"
-        return f"weights of {_gib(self.weights)}, {row} a row, a workspace of {_gib(self.workspace)}"
+        return f"weights of {_size(self.weights)}, {_size(self.row)} a row, a workspace of {_size(self.workspace)}"
 
 
 def plan_memory(lm: LMConfig, mimi: MimiConfig, device: torch.device, dtype: torch.dtype) -> MemoryPlan:
@@ -81,5 +80,5 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.2f} GiB"
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 29 else f"{count / (1 << 20):.1f} MiB"
