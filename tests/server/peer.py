@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection, RTCSessi
 from aiortc.rtp import RtpPacket
 
 from tests.engine_doubles import EchoDouble, engine_thread
-from webrtc_duplex.audio import Pcm
+from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.client.microphone import Microphone
-from webrtc_duplex.media.opus import Decoder
+from webrtc_duplex.media.opus import RTP_CLOCK, Decoder
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import sdp
 from webrtc_duplex.server.engine_client import EngineClient
-from webrtc_duplex.server.session import CallRequest, Calls, Session
+from webrtc_duplex.server.session import CallRequest, Calls, Session, SessionState
+from webrtc_duplex.server.transport import DECODER_QUEUE, JITTER_BUFFER
 from webrtc_duplex.settings import EngineSettings, ServerSettings
 
 CALL_NUMBERS = itertools.count(1)
@@ -34,9 +35,21 @@ class House:
     engine: EngineClient
     calls: Calls
 
-    def free_rows(self) -> int:
-        assert self.engine.last_step is not None
-        return self.engine.last_step.free_rows
+    async def rows_free(self, rows: int) -> None:
+        """Wait until so many rows are free."""
+        while self.engine.last_step is None or self.engine.last_step.free_rows != rows:
+            await asyncio.sleep(0.01)
+
+    async def frames_heard(self, frames: int, row: int = 0) -> None:
+        """Wait until the model has stepped a row so often."""
+        while self.runner.heard[row] < frames:
+            await asyncio.sleep(0.01)
+
+
+async def in_state(session: Session, state: SessionState) -> None:
+    """Wait for it."""
+    while session.state is not state:
+        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -80,8 +93,8 @@ class Peer:
 
     async def accept(self, answer: str) -> None:
         receiver = self.pc.getReceivers()[0]
-        setattr(receiver, "_RTCRtpReceiver__jitter_buffer", self)
-        getattr(receiver, "_RTCRtpReceiver__decoder_queue").put(None)
+        setattr(receiver, JITTER_BUFFER, self)
+        getattr(receiver, DECODER_QUEUE).put(None)
         finished = sdp.finish_answer(answer, self.pc.localDescription.sdp)
         await self.pc.setRemoteDescription(RTCSessionDescription(finished, "answer"))
 
@@ -91,14 +104,21 @@ class Peer:
         self._came.set()
         return False, None
 
-    async def heard(self, packets: int) -> Pcm:
-        """Wait for so many packets in all; returns the sound of them."""
-        while len(self.packets) < packets:
+    async def heard(self, seconds: float) -> Pcm:
+        """Wait for so much of RTP time; returns the sound of it, silence where nothing was sent."""
+        while not self.packets or self._place(self.packets[-1]) < seconds * SAMPLE_RATE:
             self._came.clear()
             await self._came.wait()
         decoder = Decoder()
-        chunks = [decoder.decode(packet.payload) for packet in self.packets]
-        return np.concatenate([chunk for chunk in chunks if chunk is not None])
+        timeline = np.zeros(self._place(self.packets[-1]) + SAMPLE_RATE, np.int16)
+        for packet in self.packets:
+            pcm = decoder.decode(packet.payload)
+            assert pcm is not None
+            timeline[self._place(packet) : self._place(packet) + len(pcm)] = pcm
+        return timeline
+
+    def _place(self, packet: RtpPacket) -> int:
+        return ((packet.timestamp - self.packets[0].timestamp) & 0xFFFFFFFF) * SAMPLE_RATE // RTP_CLOCK
 
     async def event(self, kind: str, after: int = 0) -> dict[str, Any]:
         """Wait for the first event of a kind."""
@@ -120,6 +140,7 @@ class Peer:
                 protocol.transport.close()
 
     async def close(self) -> None:
+        """Hang up as a browser does."""
         await self.pc.close()
 
     def _take_event(self, text: str) -> None:

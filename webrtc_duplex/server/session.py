@@ -159,6 +159,7 @@ class Session:
         self._began_at = clock()
         self._leg: Leg | None = None
         self._started = False
+        self._offer: _Offer | None = None
         self._offers: asyncio.Queue[_Offer] = asyncio.Queue(1)  # a second one is refused
         self._messages: asyncio.Queue[events.Message] = asyncio.Queue(MESSAGES_WAITING)  # a further one is refused
         self._limit = events.RateLimit()
@@ -259,12 +260,14 @@ class Session:
 
     async def _answer(self, offer: _Offer) -> None:
         """Make the offer's connection the current leg. Raises RequestError, to whoever offered too."""
+        self._offer = offer
         leg = Leg(self._ticker, self._clock, self._take_channel)
         try:
             self.answer = await leg.answer(offer.sdp)
         except BaseException as error:
             await leg.close()
-            _resolve(offer.answer, error if isinstance(error, DuplexError) else self._ended_error())
+            if isinstance(error, DuplexError):
+                _resolve(offer.answer, error)
             raise
         self.feed.remove(self._listener)
         self._listener = None
@@ -296,11 +299,12 @@ class Session:
         self.feed.emit("ext.session.closing", reason=reason, in_ms=0)
 
     def _refuse_offers(self) -> None:
+        """Nobody waits for the answer of a call that is over."""
+        error = CallNotFoundError(f"call {self.id} has ended")
+        if self._offer is not None:
+            _resolve(self._offer.answer, error)
         while not self._offers.empty():
-            _resolve(self._offers.get_nowait().answer, self._ended_error())
-
-    def _ended_error(self) -> CallNotFoundError:
-        return CallNotFoundError(f"call {self.id} has ended")
+            _resolve(self._offers.get_nowait().answer, error)
 
     def _fail(self, first: _Offer, error: DuplexError) -> None:
         self.ended_because = error.code
@@ -480,6 +484,7 @@ class Calls:
         try:
             await asyncio.shield(offer.answer)
         except asyncio.CancelledError:
+            offer.answer.cancel()
             task.cancel()
             raise
         return session

@@ -14,7 +14,7 @@ import av
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av.stream import Stream
 
-from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE, Pcm
+from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.media.playout import Playout
 
 TOGETHER_S = 0.001
@@ -106,7 +106,7 @@ class AgentAudioTrack(MediaStreamTrack):
         self._time_base = Fraction(1, rtp_clock)  # the codec's own: others cost aiortc arithmetic on fractions
         self._packets: deque[AudioPacket] = deque()
         self._ready = asyncio.Event()
-        self._cues: deque[tuple[int, float, Callable[[], None]]] = deque()
+        self._cues: deque[tuple[int, Callable[[], None]]] = deque()  # of the frames that playout holds, no more
         self._next_beat = inf
 
     def start(self) -> None:
@@ -115,15 +115,16 @@ class AgentAudioTrack(MediaStreamTrack):
         self._send_what_is_due(self._clock())
 
     def speak(self, frame: Pcm, position: int, on_air: Callable[[], None]) -> None:
-        """Send a frame [1920]; `on_air` is called when its first packet leaves."""
+        """Send a frame [1920]; `on_air` is called when its first packet leaves, or would if it were no silence."""
         now = self._clock()
-        self._cues.append((position, now + FRAME_S, on_air))
+        self._cues.append((position, on_air))
         self._playout.push(frame, position, now)
         self._send_what_is_due(now)
 
     def flush(self) -> None:
-        """Be silent as soon as can be without a click: what is not yet sent is dropped."""
+        """Be silent as soon as can be without a click: what is not yet sent is dropped, and its cues are called."""
         self._playout.flush()
+        self._call_cues(inf)
 
     async def recv(self) -> "AudioPacket":
         """The next packet, once its time has come."""
@@ -151,7 +152,8 @@ class AgentAudioTrack(MediaStreamTrack):
             slot = self._playout.pop(now)
             if slot is not None:
                 self._send(self._encoder.encode(slot.pcm), slot.timestamp)
-            self._call_cues(now, None if slot is None else slot.position)
+            if self._playout.playing is not None:
+                self._call_cues(self._playout.playing)
         if self._playout.next_due != self._next_beat:
             self._next_beat = self._playout.next_due
             self._ticker.at(self._next_beat, self._beat)
@@ -166,11 +168,7 @@ class AgentAudioTrack(MediaStreamTrack):
         self._packets.append(packet)
         self._ready.set()
 
-    def _call_cues(self, now: float, playing: int | None) -> None:
-        """Tell those whose frame is on the air; one that is not sent, as it is silence, is told of a frame later."""
-        while self._cues:
-            position, deadline, on_air = self._cues[0]
-            if now < deadline and (playing is None or playing < position):
-                return
-            self._cues.popleft()
+    def _call_cues(self, playing: float) -> None:
+        while self._cues and self._cues[0][0] <= playing:
+            _, on_air = self._cues.popleft()
             on_air()

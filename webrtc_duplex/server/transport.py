@@ -190,7 +190,8 @@ class Transport:
 
     @property
     def _audio(self) -> RTCRtpTransceiver:
-        return next(transceiver for transceiver in self._pc.getTransceivers() if transceiver.kind == "audio")
+        audio = [transceiver for transceiver in self._pc.getTransceivers() if transceiver.kind == "audio"]
+        return audio[0]
 
     def _follow_state(self) -> None:
         match self._pc.connectionState:
