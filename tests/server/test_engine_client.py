@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import uvloop
 
 from tests.engine_doubles import EchoDouble, engine_thread, tone
 from webrtc_duplex.audio import FRAME_S
+from webrtc_duplex.engine.loop import SOCKET_NAME
 from webrtc_duplex.errors import CapacityError, EngineError, RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server.engine_client import DuplexStream, EngineClient, Said
@@ -45,6 +47,18 @@ async def test_what_is_put_before_the_model_comes_back_under_its_position(client
     assert [frame.heard for frame in said] == [True, True, False] and not said[2].pcm.any()
     assert [frame.text for frame in said] == [" yes", " no", ""]
     assert said[1].at - said[0].at == pytest.approx(FRAME_S)
+
+
+def test_the_client_works_on_uvloop_as_well(tmp_path: Path) -> None:
+    async def say_and_hear() -> Said:
+        async with EngineClient(tmp_path / SOCKET_NAME) as client:
+            await client.wait_ready(5)
+            async with client.open("a", Prompt()) as stream:
+                stream.hear(await go_live(stream), tone())
+                return await anext(stream)
+
+    with engine_thread(tmp_path, EchoDouble(1)):
+        assert np.array_equal(uvloop.run(say_and_hear()).pcm, tone())
 
 
 async def test_a_call_beyond_the_rows_is_refused_and_gets_in_after_one_leaves(client: EngineClient) -> None:
@@ -165,7 +179,8 @@ async def test_leases_belong_to_a_connection_and_end_with_it(tmp_path: Path) -> 
             await other.wait_ready(5)
             async with EngineClient(path) as client:
                 await client.wait_ready(5)
-                await client.open("a", Prompt()).__aenter__()
+                never_left = client.open("a", Prompt())
+                await never_left.__aenter__()
                 with pytest.raises(CapacityError):
                     await other.open("a", Prompt()).__aenter__()
             while (step := other.last_step) is None or not step.free_rows:
