@@ -24,8 +24,26 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path:
     file = tmp_path / "settings.toml"
     file.write_text('[server]\nport = 1\nhost = "::1"\nmedia_timeout_s = 3\n')
     environment = {"WEBRTC_DUPLEX_PORT": "2", "WEBRTC_DUPLEX_HOST": "0.0.0.0"}
-    server = settings.read(flags("--config", str(file), "--port", "3"), environment).server
+    server = settings.read(flags("--config", str(file), "--port", "3", "--insecure"), environment).server
     assert (server.port, server.host, server.media_timeout_s) == (3, "0.0.0.0", 3.0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "voice.example"])
+def test_a_server_without_keys_refuses_to_serve_others(host: str) -> None:
+    with pytest.raises(RequestError, match="everybody who reaches this machine could call"):
+        settings.read(flags("--host", host), {})
+    for choice in (["--insecure"], ["--api-keys", "k"], ["--api-key-file", "keys.txt"]):
+        assert settings.read(flags("--host", host, *choice), {}).server.host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_server_without_keys_serves_its_own_machine(host: str) -> None:
+    assert settings.read(flags("--host", host), {}).server.host == host
+
+
+def test_turn_servers_need_a_secret() -> None:
+    with pytest.raises(RequestError, match="turn_secret"):
+        settings.read(flags("--turn-urls", "turn:turn.example:3478"), {})
 
 
 def test_rows_may_be_measured() -> None:

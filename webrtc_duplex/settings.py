@@ -8,6 +8,7 @@ them as a table.
 
 import argparse
 import dataclasses
+import ipaddress
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -61,11 +62,75 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """Who may call, and how much."""
+
+    api_keys: tuple[str, ...] = knob((), "keys that may call; best in the environment, as flags show in process lists")
+    api_key_file: Path | None = knob(
+        None, "file of keys that may call, a line the SHA-256 of one (`webrtc-duplex key`)"
+    )
+    operator_key: str | None = knob(None, "key of `/metrics` and of the list of calls")
+    insecure: bool = knob(False, "let everybody call without a key from other machines too")
+    allowed_origins: tuple[str, ...] = knob((), "other origins whose pages may call; `*`: all")
+    trust_proxy: bool = knob(False, "take a caller's address from X-Forwarded-For, as a proxy of ours wrote it")
+    requests_per_minute_per_key: int = knob(600, "attempts to open a call by one key")
+    requests_per_minute_per_address: int = knob(60, "attempts to open a call from one address; loopback is free")
+    max_calls_per_key: int | None = knob(None, "calls at once by one key")
+    max_calls_per_address: int | None = knob(None, "calls at once from one address; loopback is free")
+    max_connecting_per_address: int = knob(8, "calls not yet connected, from one address; loopback is free")
+
+    def __post_init__(self) -> None:
+        _at_least("requests_per_minute_per_key", self.requests_per_minute_per_key, 1)
+        _at_least("requests_per_minute_per_address", self.requests_per_minute_per_address, 1)
+        _at_least("max_connecting_per_address", self.max_connecting_per_address, 1)
+
+    @property
+    def open(self) -> bool:
+        """Whether no key is asked for."""
+        return not self.api_keys and self.api_key_file is None
+
+
+@dataclass(frozen=True, slots=True)
+class IceSettings:
+    """STUN and TURN servers that callers are told of; the server itself needs none."""
+
+    stun_urls: tuple[str, ...] = knob((), "STUN servers for callers, as `stun:host:port`")
+    turn_urls: tuple[str, ...] = knob((), "TURN servers for callers, as `turn:host:port?transport=udp`")
+    turn_secret: str | None = knob(None, "secret shared with the TURN servers, for credentials that expire")
+    turn_ttl_s: float = knob(86_400.0, "how long such credentials last")
+
+    def __post_init__(self) -> None:
+        _at_least("turn_ttl_s", self.turn_ttl_s, 60)
+        if self.turn_urls and not self.turn_secret:
+            raise RequestError(
+                "turn_urls need a turn_secret, from which callers' credentials are made", param="turn_secret"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """The whole configuration of one `webrtc-duplex serve`; each field is a section of the TOML file."""
 
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
+    ice: IceSettings = field(default_factory=IceSettings)
+
+    def __post_init__(self) -> None:
+        if self.access.open and not self.access.insecure and not is_loopback(self.server.host):
+            raise RequestError(
+                f"on {self.server.host} everybody who reaches this machine could call: "
+                "set api_keys or api_key_file, or say --insecure",
+                param="insecure",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _at_least(name: str, value: float, least: float) -> None:
