@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from aiortc import RTCDataChannel
 
-from webrtc_duplex.audio import Pcm
+from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import DuplexError, RequestError
+from webrtc_duplex.media.vad import SpeechStarted, SpeechStopped, VoiceDetector
 from webrtc_duplex.server.realtime import Json
 
 Event = dict[str, Json]
-Listener = Callable[[Event], None]
+Listener = Callable[[Event | None], None]
+"""Is told every event, and at last None."""
 
 MAX_MESSAGE_BYTES = 65_536
 MESSAGES_PER_S = 50
@@ -61,6 +63,12 @@ class Feed:
         """Say that a message of the client's, named by its own `event_id`, was not acted on."""
         self.emit("error", error=error_object(error, event_id))
 
+    def end(self) -> None:
+        """There will be no more."""
+        for listener in list(self._listeners):
+            listener(None)
+        self._listeners.clear()
+
     def event(self, kind: str, **fields: Json) -> Event:
         """An event that only one listener is to be told."""
         return {"type": kind, "event_id": f"event_{next(self._numbers)}", **fields}
@@ -91,10 +99,10 @@ class ChannelListener:
         self._on_stuck = on_stuck
         self.dropped = 0
 
-    def __call__(self, event: Event) -> None:
-        waiting = self._channel.bufferedAmount
-        if self._channel.readyState != "open":
+    def __call__(self, event: Event | None) -> None:
+        if event is None or self._channel.readyState != "open":
             return
+        waiting = self._channel.bufferedAmount
         if waiting > self.STUCK_BYTES:
             self._on_stuck()
         elif waiting > self.SLOW_BYTES and event["type"] in STATISTICS:
@@ -115,17 +123,13 @@ class QueueListener:
         self._events: asyncio.Queue[Event | None] = asyncio.Queue()
         self.dropped = 0
 
-    def __call__(self, event: Event) -> None:
-        if self._events.qsize() < self.DEPTH:
+    def __call__(self, event: Event | None) -> None:
+        if event is None or self._events.qsize() < self.DEPTH:
             self._events.put_nowait(event)
         elif event["type"] in STATISTICS:
             self.dropped += 1
         else:
-            self.close()
-
-    def close(self) -> None:
-        """Let the reader come to an end once it has read what is here."""
-        self._events.put_nowait(None)
+            self._events.put_nowait(None)
 
     def __aiter__(self) -> "QueueListener":
         return self
@@ -154,12 +158,17 @@ class Responses:
         self._numbers = itertools.count(1)
         self._open: _Response | None = None
         self._quiet = 0
+        self._yields = False  # the user has spoken into what is being said, and still does
         self.hushed = False
         """The client has silenced the agent, who has not paused since: it is not to be heard."""
 
     @property
     def speaking(self) -> bool:
         return self._open is not None
+
+    def overlap(self, user_speaks: bool) -> None:
+        """The user speaks while the agent does, or has stopped to."""
+        self._yields = user_speaks and self._open is not None
 
     def said(self, text: str, pcm: Pcm) -> None:
         """A frame [1920] of the agent's leaves now, and the piece of text that belongs to it ('' for none)."""
@@ -194,6 +203,7 @@ class Responses:
         if self._open is not None:
             self._open.close(self._feed, status, reason)
             self._open = None
+        self._yields = False
         self._quiet = 0
 
     def _begin(self) -> "_Response":
@@ -205,7 +215,41 @@ class Responses:
         self._quiet += 1
         if self._quiet >= self._frames_of_quiet:
             self.hushed = False
+            if self._yields and self._open is not None:
+                self._open.cancel(self._feed)
+                self.finish("cancelled", "turn_detected")
             self.finish()
+
+
+class Turns:
+    """Says when the user speaks. Advice for the client: the model hears everything, and decides for itself."""
+
+    def __init__(self, feed: Feed, responses: Responses) -> None:
+        self._feed = feed
+        self._responses = responses
+        self._detector = VoiceDetector()
+        self._items = 0
+
+    def heard(self, frame: Pcm) -> None:
+        """A frame [1920] of the user's, on its way to the model."""
+        for change in self._detector.hear(frame):
+            match change:
+                case SpeechStarted(sample):
+                    self._items += 1
+                    self._tell("speech_started", "audio_start_ms", sample)
+                    if self._responses.speaking:
+                        self._feed.emit("ext.overlap", item_id=self._item_id)
+                    self._responses.overlap(True)
+                case SpeechStopped(sample):
+                    self._tell("speech_stopped", "audio_end_ms", sample)
+                    self._responses.overlap(False)
+
+    @property
+    def _item_id(self) -> str:
+        return f"item_user_{self._items}"
+
+    def _tell(self, what: str, when: str, sample: int) -> None:
+        self._feed.emit(f"input_audio_buffer.{what}", **{when: sample * 1000 // SAMPLE_RATE}, item_id=self._item_id)
 
 
 class _Response:

@@ -6,8 +6,8 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -17,14 +17,14 @@ from aiortc import RTCDataChannel
 
 from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE
 from webrtc_duplex.errors import CallNotFoundError, DuplexError, EngineError, RequestError
-from webrtc_duplex.media import opus
 from webrtc_duplex.media.jitter import CUT_BEFORE_TICK_S, JitterBuffer, Packet
 from webrtc_duplex.media.playout import Playout
+from webrtc_duplex.media.telephone import Keys
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import events
 from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
 from webrtc_duplex.server.realtime import Json, read_session, session_object
-from webrtc_duplex.server.tracks import AgentAudioTrack, Ticker
+from webrtc_duplex.server.tracks import AgentAudioTrack, Ticker, decoders, encoder
 from webrtc_duplex.server.transport import Transport, TransportStats
 from webrtc_duplex.settings import ServerSettings
 
@@ -90,13 +90,18 @@ class Leg:
     """
 
     def __init__(
-        self, ticker: Ticker, clock: Callable[[], float], on_channel: Callable[[RTCDataChannel], None]
+        self,
+        ticker: Ticker,
+        clock: Callable[[], float],
+        on_channel: Callable[[RTCDataChannel], None],
+        on_key: Callable[[str], None],
     ) -> None:
         self.transport = Transport(self._open_channel, clock)
         self.over = self.transport.over
         self.first_packet = asyncio.Event()
         self.channel_open = asyncio.Event()
         self._on_channel = on_channel
+        self._on_key = on_key
         self._ticker = ticker
         self._clock = clock
 
@@ -104,10 +109,12 @@ class Leg:
         """Raises RequestError for an offer that cannot be answered."""
         await self.transport.receive(offer)
         codecs = self.transport.codecs
-        self.jitter = JitterBuffer({number: opus.Decoder() for number, name in codecs.items() if name == "opus"})
-        self.encoder = opus.Encoder()
-        self.playout = Playout()
-        self.track = AgentAudioTrack(self.encoder, opus.RTP_CLOCK, self.playout, self._ticker, self._clock)
+        codec = next(iter(codecs.values()))
+        self.jitter = JitterBuffer(decoders(codecs))
+        self.encoder = encoder(codec)
+        self.playout = Playout(continuous=codec != "opus")
+        self.track = AgentAudioTrack(self.encoder, self.playout, self._ticker, self._clock)
+        self._keys = {number: Keys() for number, name in codecs.items() if name == "telephone-event"}
         return await self.transport.answer(self.track, self._take)
 
     async def media_up(self) -> None:
@@ -124,6 +131,9 @@ class Leg:
     def _take(self, packet: Packet) -> None:
         self.first_packet.set()
         self.jitter.add(packet, self._clock())
+        keys = self._keys.get(packet.payload_type)
+        if keys is not None and (key := keys.hear(packet)):
+            self._on_key(key)
 
     def _open_channel(self, channel: RTCDataChannel) -> None:
         self.channel_open.set()
@@ -151,6 +161,7 @@ class Session:
         """A code of `webrtc.md` 5.2, or `hangup`, once the call is over."""
         self.feed = events.Feed()
         self.responses = events.Responses(self.feed, FRAME_S)
+        self.turns = events.Turns(self.feed, self.responses)
         self._engine = engine
         self._card = engine.card
         self._ticker = ticker
@@ -184,6 +195,7 @@ class Session:
         finally:
             self.state = SessionState.ENDED
             self._refuse_offers()
+            self.feed.end()
             self._over.set()
             log.info("call %s: ended, %s", self.id, self.ended_because)
 
@@ -223,7 +235,9 @@ class Session:
         for n in itertools.count():
             due = schedule.tick_at + n * FRAME_S - CUT_BEFORE_TICK_S
             await self._ticker.until(due)
-            stream.hear(schedule.position + n, leg.jitter.pop_frame(due).pcm)
+            frame = leg.jitter.pop_frame(due).pcm
+            stream.hear(schedule.position + n, frame)
+            self.turns.heard(frame)
 
     async def _speak(self, stream: DuplexStream) -> None:
         """Send what the agent says, and its words when they are heard.
@@ -261,7 +275,7 @@ class Session:
     async def _answer(self, offer: _Offer) -> None:
         """Make the offer's connection the current leg. Raises RequestError, to whoever offered too."""
         self._offer = offer
-        leg = Leg(self._ticker, self._clock, self._take_channel)
+        leg = Leg(self._ticker, self._clock, self._take_channel, self._take_key)
         try:
             self.answer = await leg.answer(offer.sdp)
         except BaseException as error:
@@ -368,19 +382,18 @@ class Session:
             "underruns": leg.playout.counters.underruns,
         }
 
-    # ---- events and commands
+    @contextmanager
+    def listen(self) -> Iterator[events.QueueListener]:
+        """All events of the call from now on, `session.created` first, until the block is left or the call ends."""
+        listener = events.QueueListener()
+        self._greet(listener)
+        try:
+            yield listener
+        finally:
+            self.feed.remove(listener)
 
-    def _take_channel(self, channel: RTCDataChannel) -> None:
-        """Every channel may give orders; events go by the one called `oai-events`, or else by the first."""
-        channel.on("message", self._take_message)
-        if self._listener is not None and channel.label != CHANNEL_LABEL:
-            return
-        self.feed.remove(self._listener)
-        self._listener = events.ChannelListener(channel, partial(_resolve, self._wish, "evicted_slow"))
-        self._listener(self.feed.event("session.created", session=self.session()))
-        self.feed.add(self._listener)
-
-    def _take_message(self, text: str | bytes) -> None:
+    def tell(self, text: str | bytes) -> None:
+        """Take a message of the client's, by whatever way it came; it is answered by events."""
         message = events.read_message(text)
         try:
             if not self._limit.allow(self._clock()):
@@ -389,6 +402,25 @@ class Session:
         except asyncio.QueueFull:
             sentence = f"more than {events.MESSAGES_PER_S} messages a second are not acted on"
             self.feed.error(RequestError(sentence, code="rate_limit_exceeded"), message.event_id)
+
+    # ---- events and commands
+
+    def _take_channel(self, channel: RTCDataChannel) -> None:
+        """Every channel may give orders; events go by the one called `oai-events`, or else by the first."""
+        channel.on("message", self.tell)
+        if self._listener is not None and channel.label != CHANNEL_LABEL:
+            return
+        self.feed.remove(self._listener)
+        self._listener = events.ChannelListener(channel, partial(_resolve, self._wish, "evicted_slow"))
+        self._greet(self._listener)
+
+    def _greet(self, listener: events.Listener) -> None:
+        listener(self.feed.event("session.created", session=self.session()))
+        self.feed.add(listener)
+
+    def _take_key(self, key: str) -> None:
+        """A key of a telephone; its time is the wall clock's, as the API has it."""
+        self.feed.emit("input_audio_buffer.dtmf_event_received", event=key, received_at=int(time.time()))
 
     async def _obey(self, stream: DuplexStream) -> None:
         """Act on the client's messages, one after the other; a bad one is answered, and ends nothing."""

@@ -1,24 +1,29 @@
-"""The clock of media, and the track that carries what the agent says."""
+"""The clock of media, the codecs of a call, and the track that carries what the agent says."""
 
 import asyncio
 import heapq
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import inf
 from typing import Protocol, TypeAlias
 
 import av
+import numpy as np
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from av.stream import Stream
 
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
+from webrtc_duplex.media import opus, telephone
+from webrtc_duplex.media.jitter import Decoder
 from webrtc_duplex.media.playout import Playout
 
 TOGETHER_S = 0.001
 """Beats this close to each other are done in one wake-up."""
+
+VOICE_CODECS = frozenset({"opus", "pcmu", "pcma", "g722"})
 
 AudioPacket: TypeAlias = "av.Packet[Stream]"
 Beat = Callable[[float], None]
@@ -78,7 +83,23 @@ class Ticker:
 class Encoder(Protocol):
     """One codec of 20 ms packets of 24 kHz mono."""
 
+    rtp_clock: int
+
     def encode(self, chunk: Pcm) -> bytes: ...
+    def set_loss(self, fraction: float) -> None: ...
+
+
+def decoders(codecs: Mapping[int, str]) -> dict[int, Decoder]:
+    """One for each payload type of sound; `codecs` names them all, in lower case."""
+    return {number: _decoder(name) for number, name in codecs.items() if name in VOICE_CODECS}
+
+
+def encoder(codec: str) -> Encoder:
+    return opus.Encoder() if codec == "opus" else telephone.TelephoneEncoder(codec)
+
+
+def _decoder(name: str) -> Decoder:
+    return opus.Decoder() if name == "opus" else telephone.decoder(name, np.random.default_rng())
 
 
 class AgentAudioTrack(MediaStreamTrack):
@@ -93,17 +114,14 @@ class AgentAudioTrack(MediaStreamTrack):
     DEPTH = 8
     """Packets that wait for aiortc's sender; the oldest is dropped, as late speech is worth nothing."""
 
-    def __init__(
-        self, encoder: Encoder, rtp_clock: int, playout: Playout, ticker: Ticker, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, encoder: Encoder, playout: Playout, ticker: Ticker, clock: Callable[[], float]) -> None:
         super().__init__()
         self.dropped = 0
         self._encoder = encoder
         self._playout = playout
         self._ticker = ticker
         self._clock = clock
-        self._rtp_clock = rtp_clock
-        self._time_base = Fraction(1, rtp_clock)  # the codec's own: others cost aiortc arithmetic on fractions
+        self._time_base = Fraction(1, encoder.rtp_clock)  # the codec's own: others cost aiortc arithmetic on fractions
         self._packets: deque[AudioPacket] = deque()
         self._ready = asyncio.Event()
         self._cues: deque[tuple[int, Callable[[], None]]] = deque()  # of the frames that playout holds, no more
@@ -160,7 +178,7 @@ class AgentAudioTrack(MediaStreamTrack):
 
     def _send(self, payload: bytes, timestamp: int) -> None:
         packet: AudioPacket = av.Packet(payload)
-        packet.pts = timestamp * self._rtp_clock // SAMPLE_RATE
+        packet.pts = timestamp * self._encoder.rtp_clock // SAMPLE_RATE
         packet.time_base = self._time_base
         if len(self._packets) == self.DEPTH:
             self._packets.popleft()
