@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from webrtc_duplex.engine.capacity import load_for_most_rows
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
 from webrtc_duplex.errors import DuplexError
 from webrtc_duplex.server.engine_client import EngineClient
@@ -146,6 +147,9 @@ async def _signalled() -> AsyncIterator[asyncio.Task[bool]]:
 
 # ---- the supervisor
 
+ECHO_ROWS = 64
+"""Callers of an echo where their number is to be found out: it costs nothing, but packets do."""
+
 ENGINE_CODE = "from webrtc_duplex import launch; raise SystemExit(launch.engine_process(launch.load_runner))"
 ENGINE_COMMAND = (sys.executable, "-c", ENGINE_CODE)
 
@@ -260,7 +264,20 @@ def _leave_ending_to_the_parent() -> None:
 
 
 def load_runner(settings: EngineSettings) -> ModelRunner:
-    """The model that the settings name; raises CheckpointError or RequestError."""
+    """The model that the settings name, for their rows or as many as it serves in time.
+
+    Raises CheckpointError or RequestError with what is wrong. An echo is loaded without torch.
+    """
+    if settings.model == "echo":
+        from webrtc_duplex.model.echo import EchoRunner
+
+        return EchoRunner(settings.rows or ECHO_ROWS)
     from webrtc_duplex.model import runner
 
-    return runner.load_runner(settings.model, settings.rows or 4, settings.device)
+    def load(rows: int) -> ModelRunner:
+        return runner.load_runner(settings.model, rows, settings.device)
+
+    if settings.rows is not None:
+        return load(settings.rows)
+    most_rows = runner.rows_in_memory(settings.model, settings.device)
+    return load_for_most_rows(load, most_rows, settings.phases, time.monotonic)

@@ -226,7 +226,7 @@ class _Engine(asyncio.Protocol):
             try:
                 async with asyncio.timeout(CHECK_S):
                     await self._ended.wait()
-                logger.warning("the engine has closed its connection")
+                logger.info("the engine has closed its connection")
                 return
             except TimeoutError:
                 silent_checks = 0 if self._heard_of else silent_checks + 1

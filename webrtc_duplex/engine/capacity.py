@@ -1,0 +1,67 @@
+"""How many callers a model can serve in time on this machine: measured at start-up (`--rows auto`)."""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from webrtc_duplex.audio import FRAME_S, FRAME_SAMPLES
+from webrtc_duplex.engine.loop import Clock, ModelRunner
+from webrtc_duplex.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Numbers of rows that are tried."""
+
+BUSY_SHARE = 0.7
+"""Share of a frame that the steps of all phases together may take, at p99; the rest is for prompts and for hiccups."""
+
+STEPS = 50
+HOPELESS_STEPS = 8
+"""Steps that are measured, and after how many it may be seen that it is no use."""
+
+
+def load_for_most_rows(load: Callable[[int], ModelRunner], most_rows: int, phases: int, clock: Clock) -> ModelRunner:
+    """The model, loaded for as many rows as it steps in time, at most those that fit into memory (`most_rows`).
+
+    Raises CheckpointError if it is too slow for a single caller.
+    """
+    sizes = [size for size in SIZES if size <= most_rows]
+    runner = load(sizes[-1])
+    rows = punctual_rows(runner, sizes, phases, clock)
+    if rows == runner.rows:
+        return runner
+    del runner  # before the next one is loaded: both might not fit
+    return load(rows)
+
+
+def punctual_rows(runner: ModelRunner, sizes: list[int], phases: int, clock: Clock) -> int:
+    """The largest of these sizes (ascending) whose steps leave enough of a frame; the rows are fresh afterwards."""
+    rows = 0
+    for size in sizes:
+        busy_s = phases * step_p99(runner, -(-size // phases), BUSY_SHARE * FRAME_S / phases, clock)
+        logger.info("%d callers: steps take %.1f ms of %g at p99", size, busy_s * 1e3, FRAME_S * 1e3)
+        if busy_s > BUSY_SHARE * FRAME_S:
+            break
+        rows = size
+    for row in range(runner.rows):
+        runner.reset(row)
+    if not rows:
+        raise CheckpointError(
+            f"{runner.card.name} is too slow for this machine: with a single caller a step takes {busy_s * 1e3:.0f} ms,"
+            f" and {BUSY_SHARE * FRAME_S * 1e3:.0f} ms are what it may take of a frame of {FRAME_S * 1e3:g}"
+        )
+    return rows
+
+
+def step_p99(runner: ModelRunner, rows: int, limit_s: float, clock: Clock) -> float:
+    """Seconds of a step of so many rows that hear noise; measured only roughly if it is clearly above the limit."""
+    listed = np.arange(rows)
+    noise = np.random.default_rng(seed=1).normal(0, 3000, (rows, FRAME_SAMPLES)).astype(np.int16)
+    took: list[float] = []
+    while len(took) < STEPS and not (len(took) == HOPELESS_STEPS and min(took) > limit_s):
+        began = clock()
+        runner.step(listed, noise)
+        took.append(clock() - began)
+    return float(np.percentile(took, 99))
