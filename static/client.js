@@ -18,6 +18,7 @@ const MEASURE_EVERY_MS = 1_000;
 
 /** Every phase the page can be in, and what it says of it. */
 const PHASES = {
+  loading: "The model is loading",
   idle: "Ready",
   asking: "Asking for your microphone",
   connecting: "Connecting",
@@ -259,6 +260,7 @@ function showPhase(phase) {
   const inCall = ["asking", "connecting", "queued", "live", "resuming"].includes(phase);
   document.body.dataset.phase = phase;
   find("state").textContent = PHASES[phase];
+  button("call").ariaDisabled = String(phase === "loading");
   find("call-label").textContent = !inCall ? "Call" : phase === "live" || phase === "resuming" ? "Hang up" : "Cancel";
   button("mute").disabled = !inCall;
   for (const id of ["wishes", "dice", "noise-suppression", "gain-control"]) input(id).disabled = inCall;
@@ -519,14 +521,28 @@ function detail(event) {
 
 // ---- the page itself
 
+/** @returns {Promise<import("./api.js").Model>} as soon as the server has loaded one */
+async function awaitModel() {
+  for (;;) {
+    try {
+      return await describeModel();
+    } catch (error) {
+      if (!(error instanceof Refusal) || error.status !== 503) throw error;
+      await new Promise((resolve) => setTimeout(resolve, Math.min(error.retryAfterS ?? 2, 5) * 1000));
+    }
+  }
+}
+
 async function showModel() {
-  const model = await describeModel();
+  const model = await awaitModel();
   find("model").textContent = model.name;
   find("voice-field").hidden = model.voices.length < 2;
   select("voice").replaceChildren(...model.voices.map((voice) => new Option(voice)));
   if (model.defaultVoice) select("voice").value = model.defaultVoice;
   find("instructions-field").hidden = !model.takesInstructions;
   if (model.longestInstructions) input("instructions").maxLength = model.longestInstructions;
+  recall();
+  showPhase("idle");
 }
 
 function offerExamples() {
@@ -552,6 +568,6 @@ function wire() {
 
 wire();
 offerExamples();
-showPhase("idle");
-await Promise.all([listAllDevices(), showModel().catch(showFailure)]);
-recall();
+showPhase("loading");
+listAllDevices().then(recall);
+showModel().catch(showFailure);

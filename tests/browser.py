@@ -273,14 +273,16 @@ class Browser:
     devtools: DevTools
     process: asyncio.subprocess.Process
 
-    async def open(self, url: str) -> Page:
-        """A new tab at `url`, loaded."""
+    async def open(self, url: str, *, before: str = "") -> Page:
+        """A new tab at `url`, loaded; `before` is a script that runs ahead of the page's own."""
         target = (await self.devtools.send("Target.createTarget", {"url": "about:blank"}))["targetId"]
         attached = await self.devtools.send("Target.attachToTarget", {"targetId": target, "flatten": True})
         page = Page(self.devtools, attached["sessionId"], target)
         self.devtools.listeners[page.session] = page.hear_event
         for domain in ("Page", "Runtime", "Log"):
             await page.send(f"{domain}.enable")
+        if before:
+            await page.send("Page.addScriptToEvaluateOnNewDocument", source=before)
         await page.navigate(url)
         return page
 

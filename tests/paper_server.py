@@ -40,6 +40,8 @@ class PaperServer:
     refusal: int = 503
     code: str = "at_capacity"
     retry_after: str = "3"
+    loading: int = 0
+    """How often it will say that the model is still loading."""
     takes_text: bool = True
     voices: list[str] = field(default_factory=lambda: ["ada", "bob"])
     offers: list[dict[str, Any]] = field(default_factory=list)
@@ -59,6 +61,9 @@ class PaperServer:
         return app
 
     async def models(self, request: web.Request) -> web.Response:
+        if self.loading > 0:
+            self.loading -= 1
+            raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
         model = {"id": "paper", "object": "model", "takes_text": self.takes_text, "max_text_chars": 400}
         return web.json_response({"object": "list", "data": [model]})
 

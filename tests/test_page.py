@@ -74,6 +74,16 @@ async def test_a_model_with_one_voice_and_no_prompt_offers_neither(browser: Brow
     await page.close()
 
 
+async def test_the_page_waits_for_a_model_that_is_loading(browser: Browser, paper: PaperServer) -> None:
+    paper.loading = 1
+    page = await browser.open(paper.url)
+    await page.wait_for("document.body.dataset.phase === 'loading'")
+    await page.click("#call")
+    await page.wait_for("document.body.dataset.phase === 'idle'")
+    assert paper.offers == []
+    await page.close()
+
+
 async def test_what_the_caller_wishes_is_in_the_offer(page: Page, paper: PaperServer) -> None:
     await page.evaluate("document.getElementById('voice').value = 'ada'")
     await page.click("#examples button")
