@@ -24,7 +24,7 @@ from pathlib import Path
 
 from webrtc_duplex.engine.capacity import load_for_most_rows
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
-from webrtc_duplex.errors import DuplexError
+from webrtc_duplex.errors import DuplexError, EngineError
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.settings import EngineSettings, Settings
 
@@ -81,8 +81,9 @@ def runtime_directory(base: Path = Path("/dev/shm")) -> Iterator[Path]:
     _sweep(parent)
     directory = Path(tempfile.mkdtemp(prefix="webrtc-duplex-", dir=parent))  # of mode 0700
     try:
-        with (directory / "lock").open("w") as lock:
+        with (directory / "unlocked").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            (directory / "unlocked").rename(directory / "lock")
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -117,13 +118,16 @@ async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[None]
 
     from webrtc_duplex.server.app import make_app
 
+    host, port = settings.server.host, settings.server.port
     runner = web.AppRunner(make_app(settings, engine))
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.server.host, settings.server.port)
-        await site.start()
-        for host, port, *_ in runner.addresses:
-            logger.info("listening on http://%s:%d", host, port)
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise EngineError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
+        for address in runner.addresses:
+            logger.info("listening on http://%s:%d", address[0], address[1])
         yield
     finally:
         await runner.cleanup()

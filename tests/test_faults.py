@@ -1,0 +1,99 @@
+"""The whole system when one of its processes dies or hangs: real processes, real callers."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.conftest import ROOT
+from tests.serving import serving
+from webrtc_duplex.client.call import Call, connect
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def server_and_engine() -> tuple[int, int]:
+    """Process ids of the server that this test has started, and of its engine."""
+    (server,) = [pid for pid in children(os.getpid()) if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (engine,) = children(server)
+    return server, engine
+
+
+async def readiness(url: str) -> int:
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/readyz") as answer:
+        return answer.status
+
+
+async def reason_of_the_end(call: Call) -> str:
+    async for event in call.events():
+        if event.type == "ext.session.closing":
+            return str(event.body["reason"])
+    return "the channel closed without a reason"
+
+
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+async def test_when_the_engine_dies_or_hangs_calls_end_with_a_reason_within_2_s_and_a_new_engine_serves(
+    tmp_path: Path, fate: signal.Signals
+) -> None:
+    async with serving("echo", rows=2, log=tmp_path / "log") as url:
+        _, engine = server_and_engine()
+        async with connect(url) as one, connect(url) as other:
+            await one.wait_connected()
+            await other.wait_connected()
+            os.kill(engine, fate)
+            struck = time.monotonic()
+            reasons = await asyncio.gather(reason_of_the_end(one), reason_of_the_end(other))
+            took_s = time.monotonic() - struck
+            assert set(reasons) == {"engine_lost"}
+            assert took_s < 2
+            assert await readiness(url) == 503
+        async with asyncio.timeout(30):
+            while await readiness(url) != 200:
+                await asyncio.sleep(0.05)
+            async with connect(url) as call:
+                await call.wait_connected()
+                await anext(call.sound())
+        assert not is_running(engine)
+
+
+async def test_when_the_server_is_killed_its_engine_ends_within_2_s(tmp_path: Path) -> None:
+    async with serving("echo", rows=2, log=tmp_path / "log"):
+        server, engine = server_and_engine()
+        os.kill(server, signal.SIGKILL)
+        async with asyncio.timeout(2):
+            while is_running(engine):
+                await asyncio.sleep(0.02)
+
+
+def test_a_model_that_is_not_there_ends_the_server_with_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "webrtc_duplex", "serve", "--port", "0", "--model", str(tmp_path / "nowhere")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr and ended.stderr.count(f"{tmp_path / 'nowhere'}") == 1
+
+
+def test_a_port_that_is_taken_ends_the_server_with_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "webrtc_duplex", "serve", "--model", "echo", "--port", port]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr and f"cannot listen on 127.0.0.1:{port}" in ended.stderr
