@@ -192,8 +192,8 @@ async def test_the_agents_words_come_in_step_with_its_sound(two_rows: House) -> 
     kinds = [event["type"] for event in peer.events if event["type"] != "ext.stats"]
     deltas = [event["delta"] for event in peer.events if event["type"] == "response.output_audio_transcript.delta"]
     assert deltas == ["yes", " no"]
-    assert kinds[:2] == ["session.created", "response.created"]
-    assert kinds.index("output_audio_buffer.started") < kinds.index("response.done")
+    assert kinds[0] == "session.created"
+    assert kinds.index("response.created") < kinds.index("output_audio_buffer.started") < kinds.index("response.done")
 
 
 async def test_the_client_chooses_voice_and_instructions_before_the_first_step(two_rows: House) -> None:

@@ -1,0 +1,250 @@
+"""One peer connection, and every private name of aiortc and aioice that ours hangs on."""
+
+import asyncio
+import datetime
+import threading
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+from aioice import Connection
+from aiortc import RTCConfiguration, RTCPeerConnection
+from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsTransport
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from OpenSSL import SSL
+
+from tests.server.peer import Peer
+from webrtc_duplex.client.microphone import Microphone
+from webrtc_duplex.media.jitter import Packet
+from webrtc_duplex.server import transport
+from webrtc_duplex.server.transport import Transport
+
+
+class Ours:
+    """The server's end: a transport that keeps the packets that come."""
+
+    def __init__(self) -> None:
+        self.packets: list[Packet] = []
+        self.came = asyncio.Event()
+        self.transport = Transport(lambda channel: None, asyncio.get_running_loop().time)
+
+    async def answer(self, peer: Peer) -> str:
+        await self.transport.receive(await peer.offer())
+        return await self.transport.answer(Microphone(), self._take)
+
+    async def heard(self, packets: int) -> None:
+        while len(self.packets) < packets:
+            self.came.clear()
+            await self.came.wait()
+
+    def _take(self, packet: Packet) -> None:
+        self.packets.append(packet)
+        self.came.set()
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[Peer, Ours]]:
+    peer, ours = Peer(), Ours()
+    yield peer, ours
+    await ours.transport.close()
+    await peer.close()
+
+
+async def connect(peer: Peer, ours: Ours) -> None:
+    await peer.accept(await ours.answer(peer))
+    await ours.transport.connected.wait()
+
+
+async def test_every_private_name_that_we_touch_is_there() -> None:
+    pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+    pc.createDataChannel("one")
+    audio = pc.addTransceiver("audio")
+    connection = audio.receiver.transport.transport._connection
+    assert isinstance(getattr(pc, transport.CERTIFICATES)[0], RTCCertificate)
+    assert callable(getattr(audio.receiver, transport.JITTER_BUFFER).add)
+    assert callable(getattr(audio.receiver, transport.DECODER_QUEUE).put)
+    assert callable(getattr(connection, transport.GATHER)) and callable(getattr(connection, transport.CONSENT))
+    for thing, names in (
+        (audio, ["_codecs"]),
+        (audio.receiver.transport.transport, ["_connection"]),
+        (connection, ["_nominated", "_protocols", "_query_consent_task", "build_request", "remote_password"]),
+        (RTCCertificate.generateCertificate(), ["_create_ssl_context"]),
+    ):
+        for name in names:
+            assert hasattr(thing, name), f"{type(thing).__name__} has no {name} any more"
+    assert isinstance(audio.receiver.transport, RTCDtlsTransport)
+    await pc.close()
+
+
+async def test_packets_come_to_us_and_no_decoder_of_aiortcs_runs(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    await connect(peer, ours)
+    await ours.heard(10)
+    sequences = [packet.sequence for packet in ours.packets]
+    assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
+    assert not [thread for thread in threading.enumerate() if thread.name == "audio-decoder"]
+
+
+async def test_what_rtcp_reports_stays_right(ends: tuple[Peer, Ours], monkeypatch: pytest.MonkeyPatch) -> None:
+    peer, ours = ends
+    await connect(peer, ours)
+    await ours.heard(5)
+    lose_packets(peer, 3, monkeypatch)
+    while (stats := await ours.transport.stats()).lost_in < 3 or stats.rtt_s is None:
+        await asyncio.sleep(0.05)
+    assert stats.lost_in == 3 and stats.jitter_in_s is not None and stats.rtt_s < 1
+    theirs = (await peer.pc.getSenders()[0].getStats()).values()
+    assert any(getattr(report, "packetsLost", None) == 3 for report in theirs)
+
+
+def lose_packets(peer: Peer, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next packets of sound that the peer sends do not arrive."""
+    dtls = peer.pc.getSenders()[0].transport
+    send, left = dtls._send_rtp, [count]
+
+    async def lossy(data: bytes) -> None:
+        if left[0] and not transport_is_rtcp(data):
+            left[0] -= 1
+        else:
+            await send(data)
+
+    monkeypatch.setattr(dtls, "_send_rtp", lossy)
+
+
+def transport_is_rtcp(data: bytes) -> bool:
+    return 192 <= data[1] <= 223
+
+
+async def test_the_answer_is_passive_and_has_a_loopback_candidate(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    answer = await ours.answer(peer)
+    assert "a=setup:passive" in answer
+    assert " 127.0.0.1 " in answer
+
+
+@pytest.mark.parametrize("bits", [2048, 4096])
+@pytest.mark.parametrize("setup", ["actpass", "passive"])
+async def test_a_peer_with_an_rsa_certificate_connects(
+    ends: tuple[Peer, Ours], monkeypatch: pytest.MonkeyPatch, bits: int, setup: str
+) -> None:
+    peer, ours = ends
+    setattr(peer.pc, transport.CERTIFICATES, [rsa_certificate(bits)])
+    offer = peer.offer
+
+    async def offer_with_role() -> str:
+        return (await offer()).replace("a=setup:active", "a=setup:passive" if setup == "passive" else "a=setup:active")
+
+    monkeypatch.setattr(peer, "offer", offer_with_role)
+    for dtls in peer_transports(peer):
+        monkeypatch.setattr(dtls, "_RTCDtlsTransport__local_certificate", getattr(peer.pc, transport.CERTIFICATES)[0])
+        monkeypatch.setattr(dtls, "_write_ssl", partial(write_whole_flight, dtls))
+    await connect(peer, ours)
+    await ours.heard(3)
+
+
+def peer_transports(peer: Peer) -> list[RTCDtlsTransport]:
+    assert peer.pc.sctp is not None
+    return [peer.pc.getSenders()[0].transport, peer.pc.sctp.transport]
+
+
+async def write_whole_flight(dtls: RTCDtlsTransport) -> None:
+    """aiortc sends 1500 bytes of what OpenSSL has to say, which a large certificate exceeds; other stacks send all."""
+    assert dtls._ssl is not None
+    try:
+        flight = dtls._ssl.bio_read(65_536)
+    except SSL.Error:
+        return
+    while flight:
+        record = 13 + int.from_bytes(flight[11:13])
+        await dtls.transport._send(flight[:record])
+        flight = flight[record:]
+
+
+class RsaCertificate(RTCCertificate):
+    """As GStreamer and FreeSWITCH have it; takes what a usual server takes."""
+
+    def _create_ssl_context(self, srtp_profiles):  # type: ignore[no-untyped-def]
+        context = super()._create_ssl_context(srtp_profiles)
+        context.set_cipher_list(b"DEFAULT")
+        return context
+
+
+def rsa_certificate(bits: int) -> RTCCertificate:
+    key = rsa.generate_private_key(65537, bits)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "peer")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    return RsaCertificate(key, certificate)  # type: ignore[arg-type]
+
+
+async def test_a_peer_that_sends_no_media_is_still_heard_of(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    await connect(peer, ours)
+    await peer.pc.getSenders()[0].stop()
+    for receiver in peer.pc.getReceivers():
+        await receiver.stop()
+    for _ in range(2):
+        before = ours.transport.heard_at
+        while ours.transport.heard_at == before:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_connection_without_consent_is_closed() -> None:
+    connection = Connection(ice_controlling=False)
+    times = iter([0.0, transport.CONSENT_EXPIRES_S])
+    await transport._query_consent(connection, lambda: next(times))
+    assert connection._closed
+
+
+async def test_an_address_that_cannot_be_bound_is_left_out() -> None:
+    connection = Connection(ice_controlling=False)
+    candidates = await transport._Gatherer(connection, lambda: None)(1, ["203.0.113.1"])
+    assert [candidate.host for candidate in candidates] == ["127.0.0.1"]
+    await connection.close()
+
+
+async def test_digits_are_agreed_on_as_they_were_offered(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    offer = await peer.offer()
+    first = offer.index("m=audio")
+    line, rest = offer[first:].split("\r\n", 1)
+    await ours.transport.receive(f"{offer[:first]}{line} 126\r\na=rtpmap:126 telephone-event/8000\r\n{rest}")
+    assert ours.transport.codecs[126] == "telephone-event"
+
+
+async def test_a_candidate_that_comes_later_is_added_and_a_strange_one_passed_over(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    await ours.answer(peer)
+    for line in ("candidate:1 1 udp 1 198.51.100.7 4000 typ host", "candidate:2 1 udp 1 x.local 4000 typ host", "!"):
+        await ours.transport.add_candidate(line, None)
+    ice = ours.transport._audio.receiver.transport.transport
+    assert "198.51.100.7" in [candidate.ip for candidate in ice.getRemoteCandidates()]
+    assert "x.local" not in [candidate.ip for candidate in ice.getRemoteCandidates()]
+
+
+async def test_a_peer_that_closes_ends_the_transport_without_a_failure(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    await connect(peer, ours)
+    await ours.heard(1)
+    await peer.close()
+    await ours.transport.over.wait()
+    assert ours.transport.failure is None
+
+
+async def test_closing_twice_is_harmless(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    await connect(peer, ours)
+    await ours.transport.close()
+    await ours.transport.close()
+    assert ours.transport.over.is_set()
