@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from aiohttp import web
+from aiohttp import ClientResponse, web
 from aiohttp.test_utils import TestClient, TestServer
 from aiortc import RTCConfiguration, RTCPeerConnection
 
@@ -44,6 +45,35 @@ def offer_file(name: str) -> str:
 
 
 OFFER = offer_file("good/chromium_openai_sdk")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A call that was opened, and what proves that it is ours."""
+
+    place: str
+    etag: str
+    headers: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        return self.place.rpartition("/")[2]
+
+
+async def open_call(http: Http, key: str | None = None, **query: str) -> Opened:
+    """Open a call with an offer that never connects."""
+    headers = {**SDP, **({"Authorization": f"Bearer {key}"} if key else {})}
+    answer = await http.post(CALLS, params=query, data=OFFER, headers=headers)
+    assert answer.status == 201, await answer.text()
+    owner = {"Authorization": f"Bearer {answer.headers['X-Call-Secret']}"}
+    return Opened(answer.headers["Location"], answer.headers["ETag"], owner)
+
+
+async def error_of(answer: ClientResponse) -> tuple[int, str, str | None]:
+    """Status, code and param of a refusal, whose body is as promised."""
+    error = (await answer.json())["error"]
+    assert set(error) == {"type", "code", "message", "param"}
+    return answer.status, error["code"], error["param"]
 
 
 async def offer_of(pc: RTCPeerConnection) -> str:

@@ -8,8 +8,10 @@ from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from tests.server.served import Http, serving, serving_without_engine
 from webrtc_duplex.errors import CapacityError, EngineError, RequestError
-from webrtc_duplex.server.app import ENGINE, answer_errors, error_response, make_app
+from webrtc_duplex.server.app import make_app
 from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.failures import ENGINE, METRICS, answer_errors, error_response
+from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.settings import ServerSettings, Settings
 
 
@@ -24,12 +26,13 @@ async def test_health_needs_no_engine_but_readiness_does() -> None:
         assert (await http.get("/healthz")).status == 200
         ready = await http.get("/readyz")
         assert ready.status == 503
-        assert await ready.json() == {"status": "unready", "reason": "the engine is starting"}
+        body = await ready.json()
+        assert (body["status"], body["reason"], body["rows"]) == ("unready", "the engine is starting", 0)
 
 
 async def test_a_server_with_an_engine_is_ready(http: Http) -> None:
     ready = await http.get("/readyz")
-    assert (ready.status, await ready.json()) == (200, {"status": "ready"})
+    assert (ready.status, await ready.json()) == (200, {"status": "ready", "rows": 2, "free_rows": 2, "calls": 0})
 
 
 @pytest.mark.parametrize("path", ["/", "/static/client.js", "/static/style.css"])
@@ -58,7 +61,7 @@ async def test_the_page_may_be_another_folder(tmp_path: Path) -> None:
 async def test_a_wrong_method_is_told_the_right_ones(http: Http) -> None:
     answer = await http.put("/v1/realtime/calls")
     assert answer.status == 405
-    assert answer.headers["Allow"] == "POST"
+    assert answer.headers["Allow"] == "GET, HEAD, POST"
     assert (await answer.json())["error"]["code"] == "method_not_allowed"
 
 
@@ -67,6 +70,7 @@ async def test_a_fault_of_ours_is_a_500_with_a_name_that_is_in_the_log(caplog: p
         raise KeyError("secret detail")
 
     app = web.Application(middlewares=[answer_errors])
+    app[METRICS] = Metrics(EngineClient(Path("no-engine.sock")))
     app.router.add_get("/", fail)
     async with TestClient(TestServer(app)) as http:
         answer = await http.get("/")

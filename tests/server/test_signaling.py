@@ -11,21 +11,27 @@ from aiortc import RTCSessionDescription
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.served import CALLS, OFFER, SDP, Http, offer_file, offer_of, peer, serving, serving_without_engine
+from tests.server.served import (
+    CALLS,
+    OFFER,
+    SDP,
+    Http,
+    error_of,
+    offer_file,
+    offer_of,
+    open_call,
+    peer,
+    serving,
+    serving_without_engine,
+)
 from webrtc_duplex.errors import RequestError
-from webrtc_duplex.server.signaling import JSON_BYTES, SDP_BYTES, parse_json, read_query
+from webrtc_duplex.server.reading import JSON_BYTES, SDP_BYTES, parse_json, read_query
 
 
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[Http]:
     async with serving(tmp_path) as http:
         yield http
-
-
-async def error_of(answer: aiohttp.ClientResponse) -> tuple[int, str, str | None]:
-    error = (await answer.json())["error"]
-    assert set(error) == {"type", "code", "message", "param"}
-    return answer.status, error["code"], error["param"]
 
 
 # ---- ways in
@@ -47,7 +53,8 @@ async def test_an_offer_as_json_is_answered_in_json(http: Http) -> None:
     assert body["type"] == "answer"
     assert body["sdp"].startswith("v=0")
     assert answer.headers["Location"].endswith(body["call_id"])
-    assert body["pc_id"] == body["call_id"]
+    assert body["pc_id"] == f"{body['call_id']}.{body['client_secret']['value']}"
+    assert answer.headers["X-Call-Secret"] == body["client_secret"]["value"]
 
 
 async def test_an_offer_as_a_form_is_answered_as_sdp(http: Http) -> None:
@@ -57,8 +64,12 @@ async def test_an_offer_as_a_form_is_answered_as_sdp(http: Http) -> None:
     form.add_field("session", json.dumps(session), content_type="application/json")
     answer = await http.post(CALLS, data=form)
     assert (answer.status, answer.content_type) == (201, "application/sdp")
-    call = await (await http.get(answer.headers["Location"])).json()
-    assert call["voice"] == "bob"
+    assert await voice_of(http, answer) == "bob"
+
+
+async def voice_of(http: Http, answer: aiohttp.ClientResponse) -> str:
+    owner = {"Authorization": f"Bearer {answer.headers['X-Call-Secret']}"}
+    return str((await (await http.get(answer.headers["Location"], headers=owner)).json())["voice"])
 
 
 async def test_the_plain_offer_path_answers_200(http: Http) -> None:
@@ -70,8 +81,7 @@ async def test_the_plain_offer_path_answers_200(http: Http) -> None:
 async def test_wishes_come_by_query_too(http: Http) -> None:
     query = {"voice": "bob", "text_prompt": "Be kind.", "seed": "7", "model": "double"}
     answer = await http.post(CALLS, params=query, data=OFFER, headers=SDP)
-    call = await (await http.get(answer.headers["Location"])).json()
-    assert call["voice"] == "bob"
+    assert await voice_of(http, answer) == "bob"
 
 
 def test_a_query_stands_for_a_session_object() -> None:
@@ -92,15 +102,17 @@ async def test_a_real_peer_connects(http: Http) -> None:
 
 
 async def test_a_call_is_shown_until_it_is_ended_and_for_a_minute_after(http: Http) -> None:
-    place = (await http.post(CALLS, data=OFFER, headers=SDP)).headers["Location"]
-    call = await (await http.get(place)).json()
-    assert (call["object"], call["state"]) == ("realtime.call", "connecting")
+    call = await open_call(http)
+    shown = await http.get(call.place, headers=call.headers)
+    assert shown.headers["ETag"] == call.etag
+    body = await shown.json()
+    assert (body["id"], body["object"], body["state"]) == (call.id, "realtime.call", "connecting")
 
-    ended = await http.delete(place)
+    ended = await http.delete(call.place, headers=call.headers)
     assert (ended.status, (await ended.json())["state"]) == (200, "ended")
-    assert (await http.delete(place)).status == 200
-    assert (await http.post(f"{place}/hangup")).status == 200
-    assert (await (await http.get(place)).json())["ended_because"] == "hangup"
+    assert (await http.delete(call.place, headers=call.headers)).status == 200
+    assert (await http.post(f"{call.place}/hangup", headers=call.headers)).status == 200
+    assert (await (await http.get(call.place, headers=call.headers)).json())["ended_because"] == "hangup"
 
 
 async def test_an_unknown_call_is_not_found(http: Http) -> None:
@@ -108,15 +120,31 @@ async def test_an_unknown_call_is_not_found(http: Http) -> None:
         assert await error_of(answer) == (404, "call_not_found", None)
 
 
+async def test_a_call_is_nobodys_but_its_owners(http: Http) -> None:
+    mine, other = await open_call(http), await open_call(http)
+    for method, path in (
+        ("GET", ""),
+        ("DELETE", ""),
+        ("POST", "/hangup"),
+        ("PATCH", ""),
+        ("POST", ""),
+        ("GET", "/events"),
+    ):
+        assert await error_of(await http.request(method, mine.place + path)) == (401, "invalid_api_key", None)
+        others = await http.request(method, mine.place + path, headers=other.headers)
+        assert await error_of(others) == (403, "forbidden", None)
+    assert (await http.get(mine.place, headers=mine.headers)).status == 200
+
+
 async def test_a_full_house_is_an_honest_503_and_a_free_row_is_taken_again(http: Http) -> None:
-    places = [(await http.post(CALLS, data=OFFER, headers=SDP)).headers["Location"] for _ in range(2)]
+    calls = [await open_call(http) for _ in range(2)]
     full = await http.post(CALLS, data=OFFER, headers=SDP)
     assert await error_of(full) == (503, "at_capacity", None)
     assert int(full.headers["Retry-After"]) >= 1
     assert full.headers["X-Capacity-Limit"] == "2"
 
-    await http.delete(places[0])
-    assert (await http.post(CALLS, data=OFFER, headers=SDP)).status == 201
+    await http.delete(calls[0].place, headers=calls[0].headers)
+    await open_call(http)
 
 
 # ---- refusals
@@ -247,6 +275,7 @@ async def test_models_and_voices_are_listed(http: Http) -> None:
     assert models["data"][0] == {
         "id": "double",
         "object": "model",
+        "created": 0,
         "owned_by": "webrtc-duplex",
         "takes_text": True,
         "max_text_chars": 100,

@@ -1,30 +1,28 @@
-"""The web application: what is served where, and how a failure becomes an answer."""
+"""The web application: what is served where, to whom."""
 
-import logging
-import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.abc import AbstractAccessLogger
 
-from webrtc_duplex.errors import CapacityError, DuplexError, EngineError
+from webrtc_duplex.server import aliases, streams
+from webrtc_duplex.server.auth import Door
 from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.failures import ENGINE, METRICS, Handler, answer_errors
+from webrtc_duplex.server.ice import IceServers
+from webrtc_duplex.server.metrics import CONTENT_TYPE, Metrics
+from webrtc_duplex.server.openapi import document
 from webrtc_duplex.server.places import Places
+from webrtc_duplex.server.reading import JSON_BYTES
 from webrtc_duplex.server.session import Calls
-from webrtc_duplex.server.signaling import JSON_BYTES, SDP_TYPE, Desk
+from webrtc_duplex.server.signaling import SECRET_HEADER, Desk
 from webrtc_duplex.settings import ServerSettings, Settings
 
-log = logging.getLogger(__name__)
-
-ENGINE = web.AppKey("engine", EngineClient)
 DESK = web.AppKey("desk", Desk)
 PAGE = web.AppKey("page", Path)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-RETRY_AFTER_S = 5.0
-"""What a caller is told to wait where nobody knows better."""
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -37,23 +35,35 @@ PAGE_HEADERS = {
 }
 """The page runs only its own scripts, is asked for again each time, and is not framed by others."""
 
+EXPOSED_HEADERS = ("Accept-Post", "ETag", "Link", "Location", "Retry-After", "Warning", "X-Request-Id", SECRET_HEADER)
+"""Headers that scripts of other origins may read."""
+PREFLIGHT_LASTS_S = 600
+
 
 def make_app(settings: Settings, engine: EngineClient) -> web.Application:
     """The whole application around an engine that the caller of this has opened (or not yet)."""
-    app = web.Application(middlewares=[answer_errors], client_max_size=JSON_BYTES)
+    app = web.Application(middlewares=[answer_errors, answer_preflights], client_max_size=JSON_BYTES)
+    signing_key = secrets.token_bytes(32)
+    door = Door(settings.access, signing_key, time.monotonic, time.time)
+    desk = Desk(engine, Places("0", signing_key), door, IceServers(settings.ice), settings.access)
     app[ENGINE] = engine
+    app[METRICS] = Metrics(engine)
+    app[DESK] = desk
     app[PAGE] = find_page(settings.server)
     app.cleanup_ctx.append(lambda app: _run_calls(app, settings.server))
+    app.on_response_prepare.append(share_with_origin)
     app.add_routes(
         [
             web.get("/healthz", healthz),
             web.get("/readyz", readyz),
+            web.get("/metrics", metrics),
+            web.get("/openapi.json", openapi),
             web.get("/", page),
+            web.get("/ops", operator_page),
             web.get("/static/{name}", page),
         ]
     )
-    app[DESK] = Desk(engine, Places("0", secrets.token_bytes(32)))
-    app.add_routes(app[DESK].routes())
+    app.add_routes([*desk.routes(), *aliases.Aliases(desk).routes(), *streams.Streams(desk).routes()])
     return app
 
 
@@ -64,71 +74,43 @@ async def _run_calls(app: web.Application, settings: ServerSettings) -> AsyncIte
         yield
 
 
-# ---- failures
+class PathLogger(AbstractAccessLogger):
+    """One line a request, without its query: that may hold instructions or a secret."""
+
+    def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
+        self.logger.info(
+            "%s %s %s %d, %.0f ms", request.remote, request.method, request.path, response.status, 1000 * time
+        )
+
+
+# ---- other origins
 
 
 @web.middleware
-async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure is one JSON body, `{"error": {type, code, message, param}}`, and never a 200."""
-    try:
+async def answer_preflights(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A browser's question whether a page of another origin may ask what it is about to ask."""
+    asked = request.headers.get("Access-Control-Request-Method")
+    if request.method != "OPTIONS" or asked is None:
         return await handler(request)
-    except DuplexError as error:
-        return error_response(error, request)
-    except web.HTTPException as error:
-        return _http_error_response(error)
-    except Exception:
-        name = f"req_{secrets.token_hex(8)}"
-        log.exception("%s: %s %s failed", name, request.method, request.path)
-        body = _error_body("server_error", "internal_error", f"a fault of the server's; it is logged as {name}", None)
-        return web.json_response(body, status=500, headers={"X-Request-Id": name})
+    request.app[DESK].door.check_origin(request)
+    headers = {
+        "Access-Control-Allow-Methods": asked,
+        "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", ""),
+        "Access-Control-Max-Age": str(PREFLIGHT_LASTS_S),
+    }
+    return web.Response(status=204, headers=headers)
 
 
-def error_response(error: DuplexError, request: web.Request) -> web.Response:
-    """The answer that an error of ours asks for."""
-    body = _error_body(error.kind, error.code, error.message, error.param)
-    return web.json_response(body, status=error.status, headers=_error_headers(error, request.app[ENGINE]))
+async def share_with_origin(request: web.Request, response: web.StreamResponse) -> None:
+    """Let pages of the origins that may call read the answer."""
+    origin = request.headers.get("Origin")
+    response.headers.add("Vary", "Origin")
+    if origin is not None and request.app[DESK].door.origins.allow(origin, request.host):
+        response.headers["Access-Control-Allow-Origin"] = origin
+        response.headers["Access-Control-Expose-Headers"] = ", ".join(EXPOSED_HEADERS)
 
 
-def _error_body(kind: str, code: str, message: str, param: str | None) -> dict[str, dict[str, str | None]]:
-    return {"error": {"type": kind, "code": code, "message": message, "param": param}}
-
-
-def _error_headers(error: DuplexError, engine: EngineClient) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    if error.status in (429, 503):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or RETRY_AFTER_S)))
-    if isinstance(error, CapacityError) and engine.ready:
-        free_rows = engine.last_step.free_rows if engine.last_step is not None else 0
-        headers["X-Capacity-Limit"] = str(engine.rows)
-        headers["X-Capacity-InUse"] = str(engine.rows - free_rows)
-    if isinstance(error, EngineError) and error.status == 503:
-        headers["Connection"] = "close"
-    match error.status:
-        case 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        case 415:
-            headers["Accept-Post"] = SDP_TYPE
-    return headers
-
-
-def _http_error_response(error: web.HTTPException) -> web.Response:
-    """aiohttp's own refusals: no such path, wrong method, too large a body."""
-    match error:
-        case web.HTTPMethodNotAllowed():
-            allowed = ", ".join(sorted(error.allowed_methods))
-            message = f"{error.method} is not for this path; it takes {allowed}"
-            body = _error_body("invalid_request_error", "method_not_allowed", message, None)
-            return web.json_response(body, status=405, headers={"Allow": allowed})
-        case web.HTTPRequestEntityTooLarge():
-            body = _error_body("invalid_request_error", "payload_too_large", "the body is too large", None)
-        case web.HTTPNotFound():
-            body = _error_body("invalid_request_error", "not_found", "there is nothing at this path", None)
-        case _:
-            body = _error_body("invalid_request_error", "invalid_request", error.reason, None)
-    return web.json_response(body, status=error.status)
-
-
-# ---- health
+# ---- health and counts
 
 
 async def healthz(_: web.Request) -> web.Response:
@@ -138,10 +120,26 @@ async def healthz(_: web.Request) -> web.Response:
 
 async def readyz(request: web.Request) -> web.Response:
     """Whether a new call would be taken, were a row free; if not, why."""
-    reason = request.app[DESK].unready_because
-    if reason is None:
-        return web.json_response({"status": "ready"})
-    return web.json_response({"status": "unready", "reason": reason}, status=503, headers={"Retry-After": "1"})
+    desk, engine = request.app[DESK], request.app[ENGINE]
+    rows = engine.rows if engine.ready else 0
+    free_rows = engine.last_step.free_rows if engine.last_step is not None else rows
+    counts = {"rows": rows, "free_rows": free_rows, "calls": len(desk.calls)}
+    if (reason := desk.unready_because) is None:
+        return web.json_response({"status": "ready", **counts})
+    return web.json_response(
+        {"status": "unready", "reason": reason, **counts}, status=503, headers={"Retry-After": "1"}
+    )
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Everything counted, for Prometheus."""
+    request.app[DESK].door.require_operator(request)
+    return web.Response(body=request.app[METRICS].exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def openapi(_: web.Request) -> web.Response:
+    """This API, told to programs."""
+    return web.json_response(document())
 
 
 # ---- the page
@@ -156,8 +154,16 @@ def find_page(settings: ServerSettings) -> Path:
 
 async def page(request: web.Request) -> web.FileResponse:
     """A file of the page; the start page at `/`."""
+    return _file(request, request.match_info.get("name", "index.html"))
+
+
+async def operator_page(request: web.Request) -> web.FileResponse:
+    return _file(request, "ops.html")
+
+
+def _file(request: web.Request, name: str) -> web.FileResponse:
     folder = request.app[PAGE]
-    path = folder / request.match_info.get("name", "index.html")
+    path = folder / name
     if path.parent != folder or not path.is_file():
         raise web.HTTPNotFound
     return web.FileResponse(path, headers=PAGE_HEADERS)

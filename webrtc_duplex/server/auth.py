@@ -182,10 +182,13 @@ class Door:
         self._by_key = Rate(settings.requests_per_minute_per_key)
         self._by_address = Rate(settings.requests_per_minute_per_address)
 
-    def admit(self, request: web.Request) -> Caller:
-        """Who asks to open a call. Raises AuthError (401, 403), RequestError (429)."""
+    def admit(self, request: web.Request, token: str | None = None) -> Caller:
+        """Who asks to open a call, by a bearer's token or by `token`.
+
+        Raises AuthError (401, 403), RequestError (429).
+        """
         self.check_origin(request)
-        caller = self._identify(request)
+        caller = self._identify(token or bearer_of(request), self.address_of(request))
         now = self._clock()
         if not caller.is_local:
             self._by_address.take(caller.address, now)
@@ -206,8 +209,7 @@ class Door:
             raise AuthError("client secrets are issued to holders of an API key", status=403, code="forbidden")
         return caller
 
-    def _identify(self, request: web.Request) -> Caller:
-        token, address = bearer_of(request), self.address_of(request)
+    def _identify(self, token: str | None, address: str) -> Caller:
         if token is not None and token.startswith("ek_"):
             secret = self.secrets.find(token)
             return Caller(secret.owner, address, token, secret.session)

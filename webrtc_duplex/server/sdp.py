@@ -551,3 +551,44 @@ def _answered_group(choice: _Choice, media: tuple[Media, ...]) -> tuple[Attribut
         return ()
     ordered = sorted(alive, key=lambda mid: not choice.takes(choice.mids.index(mid)))
     return (Attribute("group", " ".join(["BUNDLE", *ordered])),)
+
+
+# ---- what trickles in later
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """What a client says of its ICE after the offer (RFC 8840)."""
+
+    ufrag: str | None
+    candidates: tuple[tuple[str | None, str], ...]
+    """Each with the name of its section."""
+
+
+def parse_fragment(text: str) -> Fragment:
+    """Read the body of a PATCH. Raises RequestError `invalid_sdp`."""
+    lines = [line.strip() for line in _LINE_END.split(text) if line.strip()]
+    if not lines or any(line[1:2] != "=" for line in lines):
+        raise _invalid("a fragment is lines of the form 'x=...'")
+    ufrag: str | None = None
+    mid: str | None = None
+    candidates: list[tuple[str | None, str]] = []
+    for attribute in _attributes(lines):
+        match attribute.name:
+            case "ice-ufrag":
+                ufrag = attribute.value
+            case "mid":
+                mid = attribute.value
+            case "candidate":
+                candidates.append((mid, attribute.value or ""))
+    return Fragment(ufrag, tuple(candidates))
+
+
+def ufrag_of(offer: str) -> str | None:
+    """The ICE user name of a safe offer."""
+    return next((value for media in Description.parse(offer).media for value in media.values("ice-ufrag")), None)
+
+
+def is_heard(offer: str) -> bool:
+    """Whether who sent this safe offer wants to hear us: a WHIP client does not."""
+    return any(media.kind == "audio" and media.has("sendrecv") for media in Description.parse(offer).media)

@@ -1,60 +1,99 @@
 """Every way in becomes one `CallRequest`, and every `CallRequest` one answer.
 
-The order of checks is the API's promise: is a call taken at all - what is the body - is the SDP usable - does the model
-have what is wished for - is there a row. Whatever fails, fails before a row is leased, except the answer itself.
+The order of checks is the API's promise: may who asks ask - are calls taken now - what does the body say - is the SDP
+usable - does the model have what is wished for - is there a row. Whatever fails leaves no row leased.
 """
 
+import asyncio
 import hashlib
-import json
+import secrets
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
-from aiohttp import BodyPartReader, MultipartReader, web
-from aiohttp.http import HttpProcessingError
+from aiohttp import web
+from multidict import CIMultiDict
 
-from webrtc_duplex.errors import EngineError, RequestError
+from webrtc_duplex.errors import AuthError, CallNotFoundError, EngineError, RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
+from webrtc_duplex.server.auth import Caller, Door, bearer_of
 from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.failures import error_response
+from webrtc_duplex.server.ice import IceServers
+from webrtc_duplex.server.limits import too_many
 from webrtc_duplex.server.places import Places
-from webrtc_duplex.server.realtime import Json, read_session
-from webrtc_duplex.server.sdp import finish_answer, safe_offer
-from webrtc_duplex.server.session import CallRequest, Calls, Session
+from webrtc_duplex.server.reading import (
+    FRAGMENT_TYPE,
+    JSON_TYPE,
+    SDP_BYTES,
+    SDP_TYPE,
+    Wish,
+    as_object,
+    as_text,
+    read_body,
+    read_json,
+    read_wish,
+    unsupported,
+)
+from webrtc_duplex.server.realtime import Json, read_session, session_object
+from webrtc_duplex.server.sdp import finish_answer, is_heard, parse_fragment, safe_offer, ufrag_of
+from webrtc_duplex.server.session import CallRequest, Calls, Session, SessionState
+from webrtc_duplex.settings import AccessSettings
 
-SDP_TYPE: Final = "application/sdp"
-JSON_TYPE: Final = "application/json"
-FORM_TYPE: Final = "multipart/form-data"
-SDP_BYTES = 64 * 1024
-JSON_BYTES = 256 * 1024
+CALLS_PATH = "/v1/realtime/calls"
+WHIP_PATH = "/whip"
+SECRET_HEADER = "X-Call-Secret"
 
 MODEL_ALIASES = ("gpt-realtime", "gpt-4o-realtime", "gpt-4o-mini-realtime")
 """Model names beginning so are taken for whatever model is here: clients of OpenAI's have one built in."""
 
-QUERY_NUMBERS: Mapping[str, Callable[[str], Json]] = {
-    "seed": int,
-    "text_temperature": float,
-    "text_top_k": int,
-    "audio_temperature": float,
-    "audio_top_k": int,
-}
+SECRET_LASTS_S = (10, 600, 7200)
+"""An ephemeral secret's life: at least, by default, at most."""
+
+TRY_AGAIN_S = 10.0
+"""What who holds too many calls is told to wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a request brought, whatever its form: an offer, a session object, and the call to be resumed, if any."""
+class Record:
+    """What the desk remembers of a call, for as long as `Calls` knows it."""
 
-    offer: str
-    session: Mapping[str, Json]
-    resumes: str | None = None
+    opened_by: Caller
+    ufrag: str | None
+    """ICE user name of the caller's offer: another one in a PATCH is an ICE restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A call, and the answer to the offer that opened or resumed it."""
+
+    session: Session
+    answer: str
+    heard: bool
+    """Whether the caller's side takes sound at all."""
 
 
 class Desk:
     """Takes requests for calls to `Calls`, and its answers back."""
 
-    def __init__(self, engine: EngineClient, places: Places) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        places: Places,
+        door: Door,
+        ice: IceServers,
+        settings: AccessSettings,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.door = door
         self._engine = engine
         self._places = places
+        self._ice = ice
+        self._settings = settings
+        self._wall_clock = wall_clock
         self._calls: Calls | None = None
+        self._records: dict[str, Record] = {}
+        self._draining = False
 
     def open(self, calls: Calls) -> None:
         """Take calls from now on."""
@@ -69,75 +108,270 @@ class Desk:
     @property
     def unready_because(self) -> str | None:
         """Why no call is taken now, as a sentence; None if it is."""
-        return self._engine.unready_because
+        return "the server is draining" if self._draining else self._engine.unready_because
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more calls, tell the callers, and wait so long for them to hang up by themselves."""
+        self._draining = True
+        for session in self.live():
+            session.feed.emit("ext.session.closing", reason="drained", in_ms=round(1000 * timeout_s))
+        try:
+            async with asyncio.timeout(timeout_s):
+                while len(self.calls):
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            return
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/realtime/calls", self.create),
-            web.get("/v1/realtime/calls/{id}", self.show),
-            web.delete("/v1/realtime/calls/{id}", self.hang_up),
-            web.post("/v1/realtime/calls/{id}/hangup", self.hang_up),
-            web.post("/offer", self.offer),
+            web.post(CALLS_PATH, self.create),
+            web.get(CALLS_PATH, self.show_all),
+            web.get(f"{CALLS_PATH}/{{id}}", self.show),
+            web.delete(f"{CALLS_PATH}/{{id}}", self.hang_up),
+            web.patch(f"{CALLS_PATH}/{{id}}", self.trickle),
+            web.post(f"{CALLS_PATH}/{{id}}", self.resume),
+            web.post(f"{CALLS_PATH}/{{id}}/hangup", self.hang_up),
+            web.post("/v1/realtime", self.create),
+            web.post("/v1/realtime/client_secrets", self.issue_secret),
+            web.post("/v1/realtime/sessions", self.issue_session),
+            web.get("/v1/realtime/ice-servers", self.ice_servers),
             web.get("/v1/models", self.models),
             web.get("/v1/voices", self.voices),
+            web.post("/offer", self.offer),
+            web.post(WHIP_PATH, self.publish),
+            web.options(WHIP_PATH, self.describe_whip),
+            web.delete(f"{WHIP_PATH}/{{id}}", self.hang_up),
+            web.patch(f"{WHIP_PATH}/{{id}}", self.trickle),
         ]
 
-    # ---- calls
+    # ---- opening calls
 
     async def create(self, request: web.Request) -> web.Response:
         """POST /v1/realtime/calls: 201, in the form that was asked in."""
-        wish = await self._read(request)
-        session = await self._answer(wish)
-        answer = finish_answer(session.answer, wish.offer)
-        headers = {"Location": f"/v1/realtime/calls/{session.id}", "ETag": etag_of(session)}
+        caller = self.admit(request)
+        answered = await self.answer(caller, await read_wish(request))
+        headers = self._headers(answered, caller, f"{CALLS_PATH}/{answered.session.id}")
         if request.content_type == JSON_TYPE:
-            return web.json_response(_answer_object(session, answer), status=201, headers=headers)
-        return web.Response(text=answer, status=201, content_type=SDP_TYPE, headers=headers)
+            return web.json_response(self.answer_object(answered), status=201, headers=headers)
+        return web.Response(text=answered.answer, status=201, content_type=SDP_TYPE, headers=headers)
 
     async def offer(self, request: web.Request) -> web.Response:
         """POST /offer, as aiortc's examples do: JSON only, 200."""
+        caller = self.admit(request)
         if request.content_type != JSON_TYPE:
-            raise _unsupported(request.content_type, JSON_TYPE)
-        wish = await self._read(request)
-        session = await self._answer(wish)
-        return web.json_response(_answer_object(session, finish_answer(session.answer, wish.offer)))
+            raise unsupported(request.content_type, JSON_TYPE)
+        answered = await self.answer(caller, await read_wish(request))
+        return web.json_response(self.answer_object(answered), headers=self._headers(answered, caller))
+
+    async def publish(self, request: web.Request) -> web.Response:
+        """POST /whip: SDP only. Its clients know no secrets but the address they are told."""
+        caller = self.admit(request)
+        if request.content_type != SDP_TYPE:
+            raise unsupported(request.content_type, SDP_TYPE)
+        answered = await self.answer(caller, await read_wish(request))
+        call_id = answered.session.id
+        place = f"{WHIP_PATH}/{call_id}?secret={self.door.call_secret(call_id)}"
+        headers = self._headers(answered, caller, place)
+        if not answered.heard:
+            headers.add("Warning", '299 - "this client only sends, so it will not hear the agent"')
+        return web.Response(text=answered.answer, status=201, content_type=SDP_TYPE, headers=headers)
+
+    async def describe_whip(self, _: web.Request) -> web.Response:
+        return web.Response(headers={"Accept-Post": SDP_TYPE, "Allow": "OPTIONS, POST"})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """POST to the call itself: its owner comes on a new peer connection, and talk goes on."""
+        session, record = self._owned(request)
+        self._check_ready()
+        wish = await read_wish(request)
+        answered = await self.answer(record.opened_by, replace(wish, resumes=session.id), proven=True)
+        headers = self._headers(answered, record.opened_by)
+        if request.content_type == JSON_TYPE:
+            return web.json_response(self.answer_object(answered), headers=headers)
+        return web.Response(text=answered.answer, content_type=SDP_TYPE, headers=headers)
+
+    def admit(self, request: web.Request, token: str | None = None) -> Caller:
+        """Who asks to open a call, if calls are taken; `token` stands for a bearer's.
+
+        Raises AuthError, RequestError (429), EngineError.
+        """
+        caller = self.door.admit(request, token)
+        self._check_ready()
+        return caller
+
+    def _check_ready(self) -> None:
+        if self._draining:
+            raise EngineError("the server is draining; it takes no more calls", code="draining")
+        if not self._engine.ready:
+            raise EngineError(self._engine.unready_because or "the engine is starting")
+
+    async def answer(self, caller: Caller, wish: Wish, proven: bool = False) -> Answered:
+        """Open a call, or resume one (`proven`: its ownership is)."""
+        offer = safe_offer(wish.offer)
+        if wish.resumes is not None:
+            session = await self._resume(caller, wish.resumes, offer, proven)
+        else:
+            self.door.require_key(caller)
+            session = await self._open(caller, wish, offer)
+        return Answered(session, finish_answer(session.answer, wish.offer), is_heard(offer))
+
+    async def _open(self, caller: Caller, wish: Wish, offer: str) -> Session:
+        prompt = self._prompt(wish.session, caller)
+        self._check_share(caller)
+        call_id = self._places.new_call_id()
+        self._records[call_id] = Record(caller, ufrag_of(offer))
+        try:
+            return await self.calls.answer(CallRequest(call_id, offer, prompt))
+        except BaseException:
+            del self._records[call_id]
+            raise
+
+    async def _resume(self, caller: Caller, name: str, offer: str, proven: bool) -> Session:
+        """`name` is the call's id, or its id and secret with a dot between, as JSON answers call it `pc_id`."""
+        call_id, _, secret = name.partition(".")
+        record = self._record(call_id)
+        if not proven:
+            self.door.require_owner(secret or caller.token, call_id, record.opened_by)
+        session = await self.calls.resume(call_id, offer)
+        self._records[call_id] = replace(record, ufrag=ufrag_of(offer))
+        return session
+
+    def _prompt(self, wished: Mapping[str, Json], caller: Caller) -> Prompt:
+        """What is wished for, over what the caller's secret is bound to; its voice and model stay.
+
+        Who names no seed gets one of his own. Raises RequestError, or AuthError (403).
+        """
+        card = self._engine.card
+        for session in (caller.bound, wished):
+            check_model(session, card)
+        bound = read_session(caller.bound, Prompt(seed=secrets.randbits(63)), card)
+        prompt = read_session(wished, bound, card)
+        if bound.voice is not None and prompt.voice != bound.voice:
+            message = f"this client secret is bound to the voice {bound.voice!r}"
+            raise AuthError(message, status=403, code="forbidden", param="session.audio.output.voice")
+        return prompt
+
+    def _check_share(self, caller: Caller) -> None:
+        """Raises RequestError (429) for one who has as many calls as one may have."""
+        self._forget_old_ones()
+        settings = self._settings
+        by_key = [s for s in self.live() if self._records[s.id].opened_by.owner == caller.owner]
+        if caller.token is not None and settings.max_calls_per_key and len(by_key) >= settings.max_calls_per_key:
+            raise too_many(f"one key may have {settings.max_calls_per_key} calls at once", TRY_AGAIN_S)
+        if caller.is_local:
+            return
+        here = [s for s in self.live() if self._records[s.id].opened_by.address == caller.address]
+        if settings.max_calls_per_address and len(here) >= settings.max_calls_per_address:
+            raise too_many(f"one address may have {settings.max_calls_per_address} calls at once", TRY_AGAIN_S)
+        connecting = sum(session.state is SessionState.CONNECTING for session in here)
+        if connecting >= settings.max_connecting_per_address:
+            raise too_many(f"{connecting} calls from this address have not connected yet", TRY_AGAIN_S)
+
+    # ---- calls that are
+
+    async def show_all(self, request: web.Request) -> web.Response:
+        """Every live call, for the operator."""
+        self.door.require_operator(request)
+        data = [call_object(session) for session in self.live()]
+        return web.json_response({"object": "list", "data": data}, headers={"Cache-Control": "no-store"})
 
     async def show(self, request: web.Request) -> web.Response:
-        return web.json_response(_call_object(self._find(request)), headers={"Cache-Control": "no-store"})
+        session, _ = self._owned(request)
+        return web.json_response(call_object(session), headers={"Cache-Control": "no-store", "ETag": etag_of(session)})
 
     async def hang_up(self, request: web.Request) -> web.Response:
         """End a call. One that has ended within the last minute has been ended."""
-        session = self._find(request)
+        session, _ = self._owned(request)
         await session.hang_up()
-        return web.json_response(_call_object(session))
+        return web.json_response(call_object(session))
 
-    def _find(self, request: web.Request) -> Session:
-        call_id = request.match_info["id"]
+    async def trickle(self, request: web.Request) -> web.Response:
+        """Candidates that the caller found after its offer (RFC 8840, as WHIP has it)."""
+        session, record = self._owned(request)
+        if request.content_type != FRAGMENT_TYPE:
+            raise unsupported(request.content_type, FRAGMENT_TYPE)
+        etag = etag_of(session)
+        match request.headers.get("If-Match"):
+            case None:
+                missing = RequestError("If-Match is wanted", status=428, code="precondition_required")
+                return error_response(missing, request, {"ETag": etag})
+            case given if given not in (etag, "*"):
+                stale = RequestError("the ICE session is another by now", status=412, code="precondition_failed")
+                return error_response(stale, request, {"ETag": etag})
+        fragment = parse_fragment(as_text(await read_body(request, SDP_BYTES)))
+        if fragment.ufrag not in (None, record.ufrag):
+            message = "ICE is not restarted here; resume the call with a new offer"
+            raise RequestError(message, status=422, code="ice_restart_unsupported")
+        for mid, candidate in fragment.candidates:
+            await session.add_candidate(candidate, mid)
+        return web.Response(status=204, headers={"ETag": etag})
+
+    def owned(self, call_id: str, token: str | None) -> tuple[Session, Record]:
+        """A call and its record, for who owns it. Raises CallNotFoundError, AuthError."""
+        record = self._record(call_id)
+        self.door.require_owner(token, call_id, record.opened_by)
+        return self.calls.find(call_id), record
+
+    def _owned(self, request: web.Request) -> tuple[Session, Record]:
+        return self.owned(request.match_info["id"], token_of(request))
+
+    def _record(self, call_id: str) -> Record:
         self._places.require_here(call_id)
-        return self.calls.find(call_id)
+        self.calls.find(call_id)
+        return self._records[call_id]
 
-    async def _read(self, request: web.Request) -> Wish:
-        if not self._engine.ready:
-            raise EngineError(self._engine.unready_because or "the engine is starting", retry_after_s=5.0)
-        return await read_wish(request)
+    def live(self) -> list[Session]:
+        """Calls that have not ended."""
+        sessions = [session for call_id in self._records if (session := self._found(call_id)) is not None]
+        return [session for session in sessions if session.state is not SessionState.ENDED]
 
-    async def _answer(self, wish: Wish) -> Session:
-        offer = safe_offer(wish.offer)
-        card = self._engine.card
-        check_model(wish.session, card)
-        if wish.resumes is not None:
-            self._places.require_here(wish.resumes)
-            return await self.calls.resume(wish.resumes, offer)
-        prompt = read_session(wish.session, Prompt(), card)
-        return await self.calls.answer(CallRequest(self._places.new_call_id(), offer, prompt))
+    def _found(self, call_id: str) -> Session | None:
+        try:
+            return self.calls.find(call_id)
+        except CallNotFoundError:
+            return None
 
-    # ---- the model
+    def _forget_old_ones(self) -> None:
+        for call_id in [call_id for call_id in self._records if self._found(call_id) is None]:
+            del self._records[call_id]
+
+    # ---- secrets, ICE servers, the model
+
+    async def issue_secret(self, request: web.Request) -> web.Response:
+        """POST /v1/realtime/client_secrets: an `ek_` secret for a page, bound to a session."""
+        caller = self.door.admit_issuer(request)
+        body = await read_json(request) if request.can_read_body else {}
+        value, expires_at, session = self.issue(caller, as_object(body, "session"), _lifetime_s(body))
+        return web.json_response({"value": value, "expires_at": expires_at, "session": session})
+
+    async def issue_session(self, request: web.Request) -> web.Response:
+        """POST /v1/realtime/sessions: the same in the form of 2025, where the session is the body."""
+        caller = self.door.admit_issuer(request)
+        body = await read_json(request) if request.can_read_body else {}
+        value, expires_at, session = self.issue(caller, body, SECRET_LASTS_S[1])
+        return web.json_response({**session, "client_secret": {"value": value, "expires_at": expires_at}})
+
+    def issue(self, caller: Caller, session: Mapping[str, Json], ttl_s: float) -> tuple[str, int, dict[str, Json]]:
+        """A secret, when it expires, and the session it is bound to. Raises RequestError for one that cannot be had."""
+        self._check_ready()
+        prompt = self._prompt(session, caller)
+        value, secret = self.door.secrets.issue(caller.owner, session, ttl_s)
+        return value, round(secret.expires_at), session_object(secrets.token_hex(8), prompt, self._engine.card)
+
+    async def ice_servers(self, request: web.Request) -> web.Response:
+        """Told to who may call, as TURN costs."""
+        caller = self.door.admit(request)
+        return web.json_response({"iceServers": self.ice_for(caller), "ttl": self._ice.ttl_s})
+
+    def ice_for(self, caller: Caller) -> list[Json]:
+        return self._ice.as_json(caller.owner, self._wall_clock())
 
     async def models(self, _: web.Request) -> web.Response:
         card = self._engine.card
         model = {
             "id": card.name,
             "object": "model",
+            "created": 0,
             "owned_by": "webrtc-duplex",
             "takes_text": card.takes_text,
             "max_text_chars": card.max_text_chars,
@@ -149,10 +383,38 @@ class Desk:
         data = [{"id": voice, "object": "voice"} for voice in card.voices]
         return web.json_response({"object": "list", "data": data, "default": card.default_voice})
 
+    # ---- the form of answers
+
+    def answer_object(self, answered: Answered) -> dict[str, Json]:
+        """An answer in JSON. `pc_id` is all that a client of Pipecat's keeps, so it holds the secret too."""
+        call_id = answered.session.id
+        secret = self.door.call_secret(call_id)
+        return {
+            "sdp": answered.answer,
+            "type": "answer",
+            "call_id": call_id,
+            "pc_id": f"{call_id}.{secret}",
+            "client_secret": {"value": secret},
+        }
+
+    def _headers(self, answered: Answered, caller: Caller, place: str | None = None) -> CIMultiDict[str]:
+        call_id = answered.session.id
+        headers = CIMultiDict({"ETag": etag_of(answered.session), SECRET_HEADER: self.door.call_secret(call_id)})
+        if place is not None:
+            headers["Location"] = place
+        for link in self._ice.as_links(caller.owner, self._wall_clock()):
+            headers.add("Link", link)
+        return headers
+
 
 def etag_of(session: Session) -> str:
     """Names the ICE session of a call: changes when the call is put on a new peer connection."""
     return f'"{hashlib.sha256(session.answer.encode()).hexdigest()[:16]}"'
+
+
+def token_of(request: web.Request) -> str | None:
+    """What proves a call's ownership: a bearer token, or `?secret=` for those who can set no header."""
+    return bearer_of(request) or request.query.get("secret")
 
 
 def check_model(session: Mapping[str, Json], card: ModelCard) -> None:
@@ -164,11 +426,7 @@ def check_model(session: Mapping[str, Json], card: ModelCard) -> None:
     raise RequestError(message, status=404, code="model_not_found", param="model")
 
 
-def _answer_object(session: Session, answer: str) -> dict[str, Json]:
-    return {"sdp": answer, "type": "answer", "call_id": session.id, "pc_id": session.id}
-
-
-def _call_object(session: Session) -> dict[str, Json]:
+def call_object(session: Session) -> dict[str, Json]:
     return {
         "id": session.id,
         "object": "realtime.call",
@@ -180,131 +438,11 @@ def _call_object(session: Session) -> dict[str, Json]:
     }
 
 
-# ---- reading a request
-
-
-async def read_wish(request: web.Request) -> Wish:
-    """Read a request in any of the three forms.
-
-    Raises RequestError: 413 `payload_too_large`, 415 `unsupported_media_type`, 400 `invalid_json`, `invalid_sdp`,
-    `invalid_sdp_type`, `invalid_multipart`, `invalid_value`.
-    """
-    wished = read_query(request.query)
-    match request.content_type:
-        case "application/sdp":
-            return Wish(_as_text(await _body(request, SDP_BYTES)), wished)
-        case "application/json":
-            return _from_json(parse_json(await _body(request, JSON_BYTES)), wished)
-        case "multipart/form-data":
-            return await _from_form(request, wished)
-    raise _unsupported(request.content_type, f"{SDP_TYPE}, {JSON_TYPE} or {FORM_TYPE}")
-
-
-def read_query(query: Mapping[str, str]) -> dict[str, Json]:
-    """The session object that a query string stands for; `text_prompt` is an older name of `instructions`."""
-    session: dict[str, Json] = {}
-    for name, value in query.items():
-        if name in ("model", "voice", "instructions"):
-            session[name] = value
-        elif name == "text_prompt":
-            session.setdefault("instructions", value)
-        elif name in QUERY_NUMBERS:
-            session[name] = _number(name, value)
-    return session
-
-
-def _number(name: str, value: str) -> Json:
-    try:
-        return QUERY_NUMBERS[name](value)
-    except ValueError:
-        raise RequestError(f"{name} must be a number, not {value[:40]!r}", code="invalid_value", param=name) from None
-
-
-async def _body(request: web.Request, limit: int) -> bytes:
-    """The body, unless it is larger than `limit` bytes: then as little of it is read as possible."""
-    if (request.content_length or 0) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    async for piece in request.content.iter_any():
-        body += piece
-        if len(body) > limit:
-            raise _too_large(limit)
-    return bytes(body)
-
-
-def _too_large(limit: int) -> RequestError:
-    return RequestError(f"the body may have {limit} bytes", status=413, code="payload_too_large")
-
-
-def _unsupported(given: str, wanted: str) -> RequestError:
-    message = f"the body must be {wanted}, not {given!r:.80}"
-    return RequestError(message, status=415, code="unsupported_media_type")
-
-
-def _as_text(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError:
-        raise RequestError("a session description is UTF-8 text", code="invalid_sdp", param="sdp") from None
-
-
-def parse_json(body: bytes) -> dict[str, Json]:
-    """The JSON object in a body. Raises RequestError `invalid_json`."""
-    try:
-        value = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise RequestError("the body is not JSON", code="invalid_json") from None
-    if not isinstance(value, dict):
-        raise RequestError("the body must be a JSON object", code="invalid_json")
-    return value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _from_json(body: Mapping[str, Json], wished: Mapping[str, Json]) -> Wish:
-    """`{sdp, type, session?}`; with `pc_id` and `restart_pc` a call goes on that has lost its connection."""
-    if body.get("type") != "offer":
-        message = f"type must be 'offer', not {body.get('type')!r:.40}"
-        raise RequestError(message, code="invalid_sdp_type", param="type")
-    offer, session, pc_id = body.get("sdp"), body.get("session", {}), body.get("pc_id")
-    if not isinstance(offer, str):
-        raise RequestError("sdp must be a string", code="invalid_sdp", param="sdp")
-    resumes = pc_id if isinstance(pc_id, str) and body.get("restart_pc") is True else None
-    return Wish(offer, {**wished, **_as_session(session)}, resumes)
-
-
-def _as_session(session: Json) -> dict[str, Json]:
-    if session is None:
-        return {}
-    if not isinstance(session, dict):
-        raise RequestError("session must be a JSON object", code="invalid_json", param="session")
-    return session
-
-
-async def _from_form(request: web.Request, wished: Mapping[str, Json]) -> Wish:
-    """Parts `sdp` and `session`, as OpenAI's servers are sent; others are passed over."""
-    try:
-        parts = await _parts(await request.multipart())
-    except (HttpProcessingError, ValueError, AssertionError, LookupError) as error:
-        raise RequestError("the form cannot be read", code="invalid_multipart") from error
-    if "sdp" not in parts:
-        raise RequestError("the form has no part 'sdp'", code="invalid_multipart", param="sdp")
-    session = parse_json(parts["session"]) if "session" in parts else {}
-    return Wish(_as_text(parts["sdp"]), {**wished, **session})
-
-
-async def _parts(reader: MultipartReader) -> dict[str, bytes]:
-    """The form's parts by name, all together no larger than a JSON body may be."""
-    parts: dict[str, bytes] = {}
-    room = JSON_BYTES
-    while isinstance(part := await reader.next(), BodyPartReader):
-        body = bytearray()
-        while piece := await part.read_chunk():
-            body += piece
-            if len(body) > room:
-                raise _too_large(JSON_BYTES)
-        room -= len(body) + 1  # empty parts have their end too
-        parts[part.name or ""] = bytes(body)
-    return parts
+def _lifetime_s(body: Mapping[str, Json]) -> float:
+    """`expires_after.seconds` of a request for a secret."""
+    least, default, most = SECRET_LASTS_S
+    seconds = as_object(body, "expires_after").get("seconds", default)
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not least <= seconds <= most:
+        message = f"seconds must be a whole number from {least} to {most}, not {seconds!r:.40}"
+        raise RequestError(message, code="invalid_value", param="expires_after.seconds")
+    return seconds

@@ -1,0 +1,63 @@
+"""Events without a data channel, and orders given by the way of a WebSocket."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import WSServerHandshakeError
+
+from tests.server.served import Http, error_of, open_call, serving
+
+
+@pytest.fixture
+async def http(tmp_path: Path) -> AsyncIterator[Http]:
+    async with serving(tmp_path) as http:
+        yield http
+
+
+async def test_a_stream_tells_the_session_first_and_ends_with_the_call(http: Http) -> None:
+    call = await open_call(http, voice="bob")
+    async with http.get(f"{call.place}/events", headers=call.headers) as stream:
+        assert stream.content_type == "text/event-stream"
+        first = json.loads((await stream.content.readline()).removeprefix(b"data: "))
+        assert first["type"] == "session.created"
+        assert first["session"]["audio"]["output"]["voice"] == "bob"
+        await http.delete(call.place, headers=call.headers)
+        rest = (await stream.content.read()).decode().splitlines()
+    kinds = [json.loads(line.removeprefix("data: "))["type"] for line in rest if line.startswith("data: ")]
+    assert kinds[-1] == "ext.session.closing"
+
+
+async def test_who_can_set_no_header_shows_the_secret_in_the_query(http: Http) -> None:
+    call = await open_call(http)
+    secret = call.headers["Authorization"].removeprefix("Bearer ")
+    async with http.get(f"{call.place}/events", params={"secret": secret}) as stream:
+        assert stream.status == 200
+
+
+async def test_the_owner_follows_a_call_and_gives_it_orders_over_a_websocket(http: Http) -> None:
+    call = await open_call(http)
+    async with http.ws_connect(f"/v1/realtime?call_id={call.id}", headers=call.headers) as socket:
+        assert (await socket.receive_json())["type"] == "session.created"
+        await socket.send_str("nonsense")
+        answer = await socket.receive_json()
+        assert answer["type"] == "error"
+        await http.delete(call.place, headers=call.headers)
+        kinds = [json.loads(message.data)["type"] async for message in socket]
+    assert "ext.session.closing" in kinds
+    assert socket.closed
+
+
+async def test_nobody_else_may_listen_in(http: Http) -> None:
+    mine, other = await open_call(http), await open_call(http)
+    with pytest.raises(WSServerHandshakeError) as refusal:
+        await http.ws_connect(f"/v1/realtime?call_id={mine.id}", headers=other.headers)
+    assert refusal.value.status == 403
+
+
+async def test_a_sideband_names_a_call_and_is_a_websocket(http: Http) -> None:
+    assert await error_of(await http.get("/v1/realtime")) == (400, "missing_call_id", "call_id")
+    call = await open_call(http)
+    plain = await http.get("/v1/realtime", params={"call_id": call.id}, headers=call.headers)
+    assert await error_of(plain) == (426, "upgrade_required", None)

@@ -1,0 +1,212 @@
+"""What a request for a call says, in whatever form: SDP, JSON, a form, and the query."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp.http import HttpProcessingError
+
+from webrtc_duplex.errors import RequestError
+from webrtc_duplex.server.realtime import Json
+
+SDP_TYPE: Final = "application/sdp"
+JSON_TYPE: Final = "application/json"
+FORM_TYPE: Final = "multipart/form-data"
+FRAGMENT_TYPE: Final = "application/trickle-ice-sdpfrag"
+
+SDP_BYTES = 64 * 1024
+JSON_BYTES = 256 * 1024
+
+LONGEST_QUEUE_S = 300.0
+
+QUERY_TEXTS = ("model", "voice", "instructions")
+QUERY_NUMBERS: Mapping[str, Callable[[str], Json]] = {
+    "seed": int,
+    "text_temperature": float,
+    "text_top_k": int,
+    "audio_temperature": float,
+    "audio_top_k": int,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a request brought: an offer, a session object, and how the call is to be had."""
+
+    offer: str
+    session: Mapping[str, Json]
+    resumes: str | None = None
+    """The call that is to go on with this offer."""
+    queue_s: float = 0.0
+    """How long the caller would wait for a row."""
+    record: bool = False
+
+
+async def read_wish(request: web.Request) -> Wish:
+    """Read a request in any of the three forms.
+
+    Raises RequestError: 413 `payload_too_large`, 415 `unsupported_media_type`, 400 `invalid_json`, `invalid_sdp`,
+    `invalid_sdp_type`, `invalid_multipart`, `invalid_value`.
+    """
+    session = read_query(request.query)
+    queue_s, record = read_queue(request.query), request.query.get("record") == "true"
+    match request.content_type:
+        case "application/sdp":
+            return Wish(as_text(await read_body(request, SDP_BYTES)), session, None, queue_s, record)
+        case "application/json":
+            body = parse_json(await read_body(request, JSON_BYTES))
+            offer, resumes = read_offer(body)
+            session = {**session, **as_object(body, "session")}
+        case "multipart/form-data":
+            resumes = None
+            offer, in_form = await _read_form(request)
+            session = {**session, **in_form}
+        case other:
+            raise unsupported(other, f"{SDP_TYPE}, {JSON_TYPE} or {FORM_TYPE}")
+    return Wish(offer, session, resumes, queue_s, record or session.get("recording") is True)
+
+
+# ---- the query
+
+
+def read_query(query: Mapping[str, str]) -> dict[str, Json]:
+    """The session object that a query string stands for; `text_prompt` is an older name of `instructions`."""
+    session: dict[str, Json] = {}
+    for name, value in query.items():
+        if name in QUERY_TEXTS:
+            session[name] = value
+        elif name == "text_prompt":
+            session.setdefault("instructions", value)
+        elif name in QUERY_NUMBERS:
+            session[name] = _number(name, value, QUERY_NUMBERS[name])
+    return session
+
+
+def read_queue(query: Mapping[str, str]) -> float:
+    """`?queue=30`: seconds that the caller would wait in line."""
+    if "queue" not in query:
+        return 0.0
+    seconds = _number("queue", query["queue"], float)
+    if not isinstance(seconds, float) or not 0 <= seconds <= LONGEST_QUEUE_S:
+        message = f"queue must be 0 to {LONGEST_QUEUE_S:g} seconds, not {query['queue'][:40]!r}"
+        raise RequestError(message, code="invalid_value", param="queue")
+    return seconds
+
+
+def _number(name: str, value: str, kind: Callable[[str], Json]) -> Json:
+    try:
+        number = kind(value)
+    except ValueError:
+        number = math.nan
+    if isinstance(number, float) and not math.isfinite(number):
+        raise RequestError(f"{name} must be a number, not {value[:40]!r}", code="invalid_value", param=name)
+    return number
+
+
+# ---- bodies
+
+
+async def read_body(request: web.Request, limit: int) -> bytes:
+    """The body, unless it is larger than `limit` bytes: then as little of it is read as possible."""
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async for piece in request.content.iter_any():
+            body += piece
+            if len(body) > limit:
+                raise _too_large(limit)
+    except web.RequestPayloadError:
+        raise RequestError("the body cannot be read") from None
+    return bytes(body)
+
+
+async def read_json(request: web.Request) -> dict[str, Json]:
+    """The JSON object that is the body. Raises RequestError 415, 413, 400."""
+    if request.content_type != JSON_TYPE:
+        raise unsupported(request.content_type, JSON_TYPE)
+    return parse_json(await read_body(request, JSON_BYTES))
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(f"the body may have {limit} bytes", status=413, code="payload_too_large")
+
+
+def unsupported(given: str, wanted: str) -> RequestError:
+    message = f"the body must be {wanted}, not {given!r:.80}"
+    return RequestError(message, status=415, code="unsupported_media_type")
+
+
+def as_text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        raise RequestError("a session description is UTF-8 text", code="invalid_sdp", param="sdp") from None
+
+
+def parse_json(body: bytes) -> dict[str, Json]:
+    """The JSON object in a body. Raises RequestError `invalid_json`."""
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise RequestError("the body is not JSON", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError("the body must be a JSON object", code="invalid_json")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def read_offer(body: Mapping[str, Json]) -> tuple[str, str | None]:
+    """The SDP of `{sdp, type}`, and the call that is to go on with it: `pc_id`, if `restart_pc` is true."""
+    if body.get("type") != "offer":
+        message = f"type must be 'offer', not {body.get('type')!r:.40}"
+        raise RequestError(message, code="invalid_sdp_type", param="type")
+    offer, pc_id = body.get("sdp"), body.get("pc_id")
+    if not isinstance(offer, str):
+        raise RequestError("sdp must be a string", code="invalid_sdp", param="sdp")
+    return offer, pc_id if isinstance(pc_id, str) and body.get("restart_pc") is True else None
+
+
+def as_object(body: Mapping[str, Json], name: str) -> dict[str, Json]:
+    """The object under this name; empty if there is none. Raises RequestError for anything else."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RequestError(f"{name} must be a JSON object", code="invalid_json", param=name)
+    return value
+
+
+# ---- forms
+
+
+async def _read_form(request: web.Request) -> tuple[str, dict[str, Json]]:
+    """Parts `sdp` and `session`, as OpenAI's servers are sent; others are passed over."""
+    try:
+        parts = await _parts(await request.multipart())
+    except (HttpProcessingError, ValueError, AssertionError, LookupError, web.RequestPayloadError):
+        raise RequestError("the form cannot be read", code="invalid_multipart") from None
+    if "sdp" not in parts:
+        raise RequestError("the form has no part 'sdp'", code="invalid_multipart", param="sdp")
+    return as_text(parts["sdp"]), parse_json(parts["session"]) if "session" in parts else {}
+
+
+async def _parts(reader: MultipartReader) -> dict[str, bytes]:
+    """The form's parts by name, all together no larger than a JSON body may be."""
+    parts: dict[str, bytes] = {}
+    room = JSON_BYTES
+    while isinstance(part := await reader.next(), BodyPartReader):
+        body = bytearray()
+        while piece := await part.read_chunk():
+            body += piece
+            if len(body) > room:
+                raise _too_large(JSON_BYTES)
+        room -= len(body) + 1  # empty parts have their end too
+        parts[part.name or ""] = bytes(body)
+    return parts
