@@ -17,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; returns its exit code. A failure with a name is one sentence."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("aioice").setLevel(logging.WARNING)  # a line for each candidate pair and each of its states
     try:
         return int(options.run(options))
     except DuplexError as error:

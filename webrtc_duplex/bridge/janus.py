@@ -131,9 +131,16 @@ async def open_session(url: str) -> AsyncIterator[JanusSession]:
                 yield session
                 polling.cancel()
         except* JanusLostError as lost:
-            raise lost.exceptions[0] from None
+            raise _innermost(lost) from None
         finally:
             await _destroy(http, session_url)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first plain exception of groups within groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _destroy(http: aiohttp.ClientSession, url: str) -> None:

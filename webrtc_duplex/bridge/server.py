@@ -45,7 +45,7 @@ class Server:
     def __init__(self, http: aiohttp.ClientSession, url: str, api_key: str | None) -> None:
         self._http = http
         self._url = url
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = _owner(api_key)
 
     @asynccontextmanager
     async def call(self, offer: str, agent: Agent) -> AsyncIterator[ServerCall]:
@@ -78,8 +78,8 @@ class Server:
                 text = await answer.text()
                 if answer.status != 201:
                     raise ServerRefusedError(answer.status, _message(text), answer.headers.get("Retry-After"))
-                secret = answer.headers["X-Call-Secret"]
-                return ServerCall(self._url + answer.headers["Location"], text, {"Authorization": f"Bearer {secret}"})
+                url = self._url + answer.headers["Location"]
+                return ServerCall(url, text, _owner(answer.headers.get("X-Call-Secret")) or self._headers)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ServerRefusedError(0, f"the server does not answer at {url}: {error}") from error
 
@@ -91,6 +91,11 @@ class Server:
                 logger.debug("%s: hung up, %d", call.call_id, answer.status)
         except (aiohttp.ClientError, TimeoutError) as error:
             logger.info("%s: the server was not there to hang up: %s", call.call_id, error)
+
+
+def _owner(secret: str | None) -> dict[str, str]:
+    """The header that proves who asks."""
+    return {"Authorization": f"Bearer {secret}"} if secret else {}
 
 
 def _message(body: str) -> str:
