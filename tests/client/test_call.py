@@ -42,14 +42,14 @@ class Answerer:
         pc.addTrack(microphone)
         await pc.setRemoteDescription(RTCSessionDescription(await request.text(), "offer"))
         await pc.setLocalDescription(await pc.createAnswer())
-        headers = {"Location": "/v1/realtime/calls/rtc_1"}
+        headers = {"Location": "/v1/realtime/calls/rtc_1", "X-Call-Secret": "cs_1"}
         return web.Response(status=201, text=pc.localDescription.sdp, headers=headers)
 
     def greet(self, channel: RTCDataChannel) -> None:
         channel.send(json.dumps({"type": "session.created"}))
 
     async def delete(self, request: web.Request) -> web.Response:
-        self.deleted.append(request.match_info["id"])
+        self.deleted.append(f"{request.match_info['id']} by {request.headers['Authorization']}")
         return web.Response()
 
     async def close(self) -> None:
@@ -81,7 +81,7 @@ async def test_a_caller_hears_the_agent_and_its_events(answerer: Answerer, url: 
     assert event.type == "session.created"
     assert call.join_s > 0
     assert answerer.wishes == {"voice": "NATF0", "instructions": "Be kind.", "seed": "7"}
-    assert (call.id, answerer.deleted) == ("rtc_1", ["rtc_1"])
+    assert (call.id, answerer.deleted) == ("rtc_1", ["rtc_1 by Bearer cs_1"])
 
 
 async def test_iteration_ends_with_the_call(answerer: Answerer, url: str) -> None:

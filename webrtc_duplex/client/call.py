@@ -33,6 +33,7 @@ JITTER_BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
 DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
 GATHER: Final = "get_component_candidates"
 
+SECRET_HEADER = "X-Call-Secret"
 CHANNEL = "oai-events"
 PACKETS = 512
 """Packets kept for a slow reader, ten seconds; then the oldest goes, and is counted."""
@@ -97,11 +98,13 @@ class _Mailbox(Generic[T]):
 class Call:
     """A call that is up. Made by `connect`, which also ends it.
 
-    `join_s` is the time from the offer to the connection. `id` is the server's name for it.
+    `join_s` is the time from the offer to the connection. `id` is the server's name for it, `secret` the proof that it
+    is ours.
     """
 
     def __init__(self, pc: RTCPeerConnection, microphone: Microphone, channel: RTCDataChannel) -> None:
         self.id = ""
+        self.secret = ""
         self.join_s = 0.0
         self.over = asyncio.Event()
         self._pc = pc
@@ -210,7 +213,7 @@ async def connect(
             call.join_s = time.monotonic() - began
             yield call
         finally:
-            await _hang_up(http, place)
+            await _hang_up(http, place, call.secret)
 
 
 @asynccontextmanager
@@ -243,14 +246,15 @@ async def _offer(http: aiohttp.ClientSession, url: str, call: Call, wishes: Mapp
         await _check(response)
         place = url + response.headers["Location"]
         call.id = place.rpartition("/")[2]
+        call.secret = response.headers.get(SECRET_HEADER, "")
         await pc.setRemoteDescription(RTCSessionDescription(await response.text(), "answer"))
     return place
 
 
-async def _hang_up(http: aiohttp.ClientSession, place: str) -> None:
+async def _hang_up(http: aiohttp.ClientSession, place: str, secret: str) -> None:
     """End the call at the server; one that has ended by itself, or whose server is gone, is as well."""
     try:
-        async with http.delete(place):
+        async with http.delete(place, headers={"Authorization": f"Bearer {secret}"}):
             pass
     except aiohttp.ClientError:
         pass
