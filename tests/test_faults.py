@@ -83,6 +83,23 @@ async def test_when_the_server_is_killed_its_engine_ends_within_2_s(tmp_path: Pa
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("request_to_end", [signal.SIGINT, signal.SIGTERM])
+async def test_a_server_that_is_asked_to_end_says_goodbye_and_takes_its_engine_along(
+    tmp_path: Path, request_to_end: signal.Signals
+) -> None:
+    async with serving("echo", rows=2, log=tmp_path / "log") as url:
+        server, engine = server_and_engine()
+        async with connect(url) as call:
+            await call.wait_connected()
+            os.kill(server, request_to_end)
+            async with asyncio.timeout(10):
+                assert await reason_of_the_end(call) == "drained"
+                while is_running(server):
+                    await asyncio.sleep(0.02)
+        assert not is_running(engine)
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
 def test_a_model_that_is_not_there_ends_the_server_with_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "webrtc_duplex", "serve", "--port", "0", "--model", str(tmp_path / "nowhere")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from webrtc_duplex.engine.capacity import load_for_most_rows
+from webrtc_duplex.engine.capacity import check_rows, load_for_most_rows
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
 from webrtc_duplex.errors import DuplexError, EngineError
 from webrtc_duplex.server.engine_client import EngineClient
@@ -282,6 +282,6 @@ def load_runner(settings: EngineSettings) -> ModelRunner:
         return runner.load_runner(settings.model, rows, settings.device)
 
     if settings.rows is not None:
-        return load(settings.rows)
+        return check_rows(load(settings.rows), settings.phases, time.monotonic)
     most_rows = runner.rows_in_memory(settings.model, settings.device)
     return load_for_most_rows(load, most_rows, settings.phases, time.monotonic)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from tests.engine_doubles import EchoDouble, FakeClock
 from webrtc_duplex.audio import Pcm
-from webrtc_duplex.engine.capacity import load_for_most_rows
+from webrtc_duplex.engine.capacity import check_rows, load_for_most_rows
 from webrtc_duplex.errors import CheckpointError
 
 
@@ -51,3 +51,22 @@ def test_a_model_too_slow_for_one_caller_is_refused_with_the_numbers() -> None:
     clock = FakeClock()
     with pytest.raises(CheckpointError, match="a step takes 200 ms, and 56 ms are what it may take"):
         load_for_most_rows(lambda rows: EchoDouble(rows, clock, step_s=0.2), most_rows=8, phases=1, clock=clock)
+
+
+@pytest.mark.parametrize("step_s, level", [(0.03, "INFO"), (0.07, "WARNING"), (0.3, "WARNING")])
+def test_rows_that_were_asked_for_are_measured_and_too_many_are_warned_of(
+    step_s: float, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    runner = EchoDouble(4, clock, step_s)
+    with caplog.at_level("INFO"):
+        assert check_rows(runner, 1, clock) is runner
+    assert [record.levelname for record in caplog.records] == [level]
+    assert f"4 callers: steps take {step_s * 1000:.1f} ms of 80" in caplog.text
+    assert not runner.heard.any()
+
+
+def test_rows_whose_steps_would_seem_a_hang_are_refused() -> None:
+    clock = FakeClock()
+    with pytest.raises(CheckpointError, match="too slow for 4 rows .* take 900 ms"):
+        check_rows(EchoDouble(4, clock, step_s=0.9), 1, clock)

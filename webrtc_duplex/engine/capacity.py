@@ -1,4 +1,4 @@
-"""How many callers a model can serve in time on this machine: measured at start-up (`--rows auto`)."""
+"""How many callers a model can serve in time on this machine, measured at start-up."""
 
 import logging
 from collections.abc import Callable
@@ -16,6 +16,9 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 BUSY_SHARE = 0.7
 """Share of a frame that the steps of all phases together may take, at p99; the rest is for prompts and for hiccups."""
+
+HANGS_S = 0.5
+"""An engine that is not heard of for a second is taken for hung, so its steps must be well below that."""
 
 STEPS = 50
 HOPELESS_STEPS = 8
@@ -36,6 +39,23 @@ def load_for_most_rows(load: Callable[[int], ModelRunner], most_rows: int, phase
     return load(rows)
 
 
+def check_rows(runner: ModelRunner, phases: int, clock: Clock) -> ModelRunner:
+    """Say how long the steps of all rows take; the rows are fresh afterwards.
+
+    Raises CheckpointError if they take so long that the engine would seem to hang.
+    """
+    busy_s = phases * step_p99(runner, -(-runner.rows // phases), limit_s=0.0, clock=clock)
+    _refresh(runner)
+    if busy_s > HANGS_S:
+        raise CheckpointError(
+            f"{runner.card.name} is too slow for {runner.rows} rows on this machine: the steps of a frame of"
+            f" {FRAME_S * 1e3:g} ms take {busy_s * 1e3:.0f} ms"
+        )
+    level = logging.INFO if busy_s <= BUSY_SHARE * FRAME_S else logging.WARNING
+    logger.log(level, "%d callers: steps take %.1f ms of %g", runner.rows, busy_s * 1e3, FRAME_S * 1e3)
+    return runner
+
+
 def punctual_rows(runner: ModelRunner, sizes: list[int], phases: int, clock: Clock) -> int:
     """The largest of these sizes (ascending) whose steps leave enough of a frame; the rows are fresh afterwards."""
     rows = 0
@@ -45,14 +65,18 @@ def punctual_rows(runner: ModelRunner, sizes: list[int], phases: int, clock: Clo
         if busy_s > BUSY_SHARE * FRAME_S:
             break
         rows = size
-    for row in range(runner.rows):
-        runner.reset(row)
+    _refresh(runner)
     if not rows:
         raise CheckpointError(
             f"{runner.card.name} is too slow for this machine: with a single caller a step takes {busy_s * 1e3:.0f} ms,"
             f" and {BUSY_SHARE * FRAME_S * 1e3:.0f} ms are what it may take of a frame of {FRAME_S * 1e3:g}"
         )
     return rows
+
+
+def _refresh(runner: ModelRunner) -> None:
+    for row in range(runner.rows):
+        runner.reset(row)
 
 
 def step_p99(runner: ModelRunner, rows: int, limit_s: float, clock: Clock) -> float:
