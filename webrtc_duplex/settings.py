@@ -54,6 +54,8 @@ class ServerSettings:
     host: str = knob("127.0.0.1", "address that HTTP listens on")
     port: int = knob(8080, "port that HTTP listens on; 0: the system chooses")
     media_timeout_s: float = knob(5.0, "no RTP, RTCP or STUN for so long: the caller has vanished")
+    max_duration_s: float | None = knob(None, "a call is ended after so long")
+    idle_timeout_s: float | None = knob(None, "a call in which nobody has spoken for so long is ended")
     static: Path | None = knob(None, "directory of the page, instead of the one in the package")
 
     def __post_init__(self) -> None:
@@ -92,12 +94,17 @@ class AccessSettings:
 
 @dataclass(frozen=True, slots=True)
 class IceSettings:
-    """STUN and TURN servers that callers are told of; the server itself needs none."""
+    """Where media goes: our own UDP ports and address, and the STUN and TURN servers that callers are told of."""
+
+    udp_ports: str | None = knob(None, "range that media's UDP ports are from, as `50000-50999`; else any")
+    public_ip: str | None = knob(None, "address that callers reach this machine by, where a NAT hides it (1:1)")
 
     stun_urls: tuple[str, ...] = knob((), "STUN servers for callers, as `stun:host:port`")
     turn_urls: tuple[str, ...] = knob((), "TURN servers for callers, as `turn:host:port?transport=udp`")
     turn_secret: str | None = knob(None, "secret shared with the TURN servers, for credentials that expire")
     turn_ttl_s: float = knob(86_400.0, "how long such credentials last")
+    gather: bool = knob(False, "use the first STUN and TURN server for our own candidates too; an answer waits 1 s")
+    relay_only: bool = knob(False, "show callers no candidates but those of the TURN server; needs `gather`")
 
     def __post_init__(self) -> None:
         _at_least("turn_ttl_s", self.turn_ttl_s, 60)
@@ -105,6 +112,16 @@ class IceSettings:
             raise RequestError(
                 "turn_urls need a turn_secret, from which callers' credentials are made", param="turn_secret"
             )
+        if self.relay_only and not (self.gather and self.turn_urls):
+            raise RequestError("relay_only needs turn_urls, and gather", param="relay_only")
+        if self.public_ip is not None:
+            _address("public_ip", self.public_ip)
+        _ports("udp_ports", self.udp_ports)
+
+    @property
+    def ports(self) -> range | None:
+        """The range of `udp_ports`."""
+        return _ports("udp_ports", self.udp_ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +158,26 @@ def _at_least(name: str, value: float, least: float) -> None:
 def _between(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise RequestError(f"{name} must be between {least:g} and {most:g}, not {value:g}", param=name)
+
+
+def _address(name: str, value: str) -> None:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        raise RequestError(f"{name} must be an IP address, not {value!r}", param=name) from None
+
+
+def _ports(name: str, value: str | None) -> range | None:
+    if value is None:
+        return None
+    first, _, last = value.partition("-")
+    try:
+        ports = range(int(first), int(last) + 1)
+    except ValueError:
+        raise RequestError(f"{name} must be two ports with a hyphen between, not {value!r}", param=name) from None
+    if not ports or not 1024 <= ports[0] <= ports[-1] <= 65535:
+        raise RequestError(f"{name} must rise within 1024-65535, not {value!r}", param=name)
+    return ports
 
 
 # ---- reading
