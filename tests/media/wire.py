@@ -1,12 +1,12 @@
 """A caller's wire for tests: packets with arrival times, played against a clock of ticks without any clock."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from webrtc_duplex.audio import CHUNK_SAMPLES, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, Pcm
+from webrtc_duplex.audio import CHUNK_SAMPLES, FRAME_S, SAMPLE_RATE, Pcm
 from webrtc_duplex.media.jitter import Frame, JitterBuffer, Packet
 
 CONCEALED = 1
@@ -54,9 +54,8 @@ class Sent:
 
 
 def sine(seconds: float, hz: float = 440.0, amplitude: float = 8000.0) -> Pcm:
-    return np.rint(amplitude * np.sin(2 * np.pi * hz * np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE)).astype(
-        np.int16
-    )
+    time = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    return _to_pcm(amplitude * np.sin(2 * np.pi * hz * time))
 
 
 def speechlike(seconds: float, seed: int = 0) -> Pcm:
@@ -65,13 +64,17 @@ def speechlike(seconds: float, seed: int = 0) -> Pcm:
     count = round(seconds * SAMPLE_RATE)
     pitch = 120 + 40 * np.sin(2 * np.pi * 0.7 * np.arange(count) / SAMPLE_RATE)
     phase = 2 * np.pi * np.cumsum(pitch) / SAMPLE_RATE
-    voice = sum(np.sin(k * phase) / k for k in range(1, 12))
+    voice = np.sum([np.sin(k * phase) / k for k in range(1, 12)], axis=0)
     block = SAMPLE_RATE // 5
     kinds = np.repeat(rng.choice(3, count // block + 1, p=[0.6, 0.15, 0.25]), block)[:count]
     hiss = rng.normal(0, 0.2, count)
     sound = np.select([kinds == 0, kinds == 1], [voice, hiss], 0.0)
     smooth = np.convolve(sound, np.ones(8) / 8, "same")
-    return np.rint(4000 * smooth).astype(np.int16)
+    return _to_pcm(4000 * smooth)
+
+
+def _to_pcm(sound: NDArray[np.float64]) -> Pcm:
+    return np.rint(sound).astype(np.int16)
 
 
 def packets(
@@ -119,11 +122,12 @@ def stalled(wire: list[Sent], begin: float, end: float) -> list[Sent]:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the model heard: frames, when each was cut, and the delay the buffer reported."""
+    """What the model heard: frames, when each was cut, and the delay the buffer reported; and what came after that."""
 
     frames: list[Frame]
     cuts: NDArray[np.float64]
     delays: NDArray[np.float64]
+    left: list[Sent]
 
     @property
     def pcm(self) -> Pcm:
@@ -132,27 +136,13 @@ class Heard:
 
 def play(buffer: JitterBuffer, wire: Iterable[Sent], seconds: float, first_cut: float = 0.083) -> Heard:
     """Feed the packets as they come and cut a frame every 80 ms."""
-    coming = iter(sorted(wire, key=lambda sent: sent.comes_at))
-    following = next(coming, None)
+    coming = sorted(wire, key=lambda sent: sent.comes_at, reverse=True)
     frames, delays = [], []
-    cuts = first_cut + FRAME_S * np.arange(round(seconds / FRAME_S))
-    for cut in cuts:
-        while following is not None and following.comes_at <= cut:
-            buffer.add(following.packet, following.comes_at)
-            following = next(coming, None)
-        frames.append(buffer.pop_frame(float(cut)))
+    cuts = first_cut + FRAME_S * np.arange(round(seconds / FRAME_S), dtype=np.float64)
+    for cut in cuts.tolist():
+        while coming and coming[-1].comes_at <= cut:
+            sent = coming.pop()
+            buffer.add(sent.packet, sent.comes_at)
+        frames.append(buffer.pop_frame(cut))
         delays.append(buffer.delay_s)
-    return Heard(frames, cuts, np.array(delays))
-
-
-def mouth_to_cut(heard: Heard, pcm: Pcm, wire: list[Sent]) -> NDArray[np.float64]:
-    """For a ramp `pcm` (each sample its own number, as `ramp` makes it): the delay of each frame's middle sample."""
-    raise NotImplementedError
-
-
-def spans(count: int, size: int) -> Iterator[slice]:
-    for begin in range(0, count, size):
-        yield slice(begin, begin + size)
-
-
-__all__ = ["CONCEALED", "FRAME_SAMPLES", "OPUS", "OTHER", "Heard", "PcmDecoder", "Sent"]
+    return Heard(frames, cuts, np.array(delays), coming)
