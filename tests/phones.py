@@ -57,6 +57,7 @@ sip_listen {address}:0
 audio_source {source}
 audio_player aufile,/dev/null
 ausrc_srate 48000
+ausrc_channels 2
 auplay_srate 48000
 audio_buffer 20-160
 rtp_ports {first_port}-{last_port}
@@ -187,6 +188,10 @@ class Phone:
         parsed: dict[str, str] = json.loads(message[:-1])
         return parsed
 
+    def trace(self) -> str:
+        """Its log, with every SIP message sent and received."""
+        return (self._folder / "baresip.log").read_text(errors="replace")
+
     def heard(self) -> Path:
         """The WAV file of what the phone's listener hears."""
         (path,) = self._folder.glob("*-dec.wav")
@@ -218,7 +223,7 @@ async def running_phone(
     (folder / "accounts").write_text(f"<sip:phone@{address}>;regint=0;audio_codecs={codec}{account}\n")
     (folder / "contacts").touch()
     with (folder / "baresip.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec("baresip", "-f", str(folder), "-v", stdout=log, stderr=log)
+        process = await asyncio.create_subprocess_exec("baresip", "-s", "-f", str(folder), "-v", stdout=log, stderr=log)
         try:
             reader, writer = await _control(control_port)
             yield Phone(folder, reader, writer)

@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import re
 import sys
 import wave
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.conftest import ROOT, missing
-from tests.phones import Janus, end, running_janus, running_phone, until_answered
+from tests.phones import Janus, Phone, end, running_janus, running_phone, until_answered
+from tests.sip_answerer import answering
 
 pytestmark = [pytest.mark.sip, pytest.mark.timeout(150)]
 
@@ -57,8 +59,9 @@ async def running(folder: Path, name: str, *arguments: str) -> AsyncIterator[asy
 
 
 @asynccontextmanager
-async def running_server(folder: Path, model: str = "echo", rows: int = 8) -> AsyncIterator[None]:
-    async with running(folder, "server", "serve", "--port", str(PORT), "--model", model, "--rows", str(rows)):
+async def running_server(folder: Path, model: str = "echo", rows: int = 8, *more: str) -> AsyncIterator[None]:
+    options = ("--port", str(PORT), "--model", model, "--rows", str(rows), *more)
+    async with running(folder, "server", "serve", *options):
         await until_ready()
         yield
 
@@ -114,16 +117,164 @@ def tone_snr_db(sound: Samples, rate: int, hz: float, seconds: float = 0.5) -> l
     return ratios
 
 
+def assert_clean_tone(sound: Samples, rate: int, least_db: float = 30.0) -> None:
+    """The 440 Hz tone is all there is in every half second, but for how the call begins and ends."""
+    ratios = tone_snr_db(sound[2 * rate : -2 * rate], rate, 440)
+    assert ratios and min(ratios) > least_db, ratios
+
+
+async def dialled(phone: Phone, janus: Janus, address: str, number: str = "1001") -> None:
+    await phone.dial(f"sip:{number}@{address}:{janus.sip_port()}")
+
+
 @pytest.mark.parametrize("codec", ["pcmu", "pcma", "g722", "opus"])
 async def test_a_phone_behind_janus_hears_its_own_tone_from_the_echo_engine(
     codec: str, tmp_path: Path, address: str
 ) -> None:
     async with running_server(tmp_path), running_exchange(tmp_path, address) as janus:
         async with running_phone(tmp_path / "phone", address, "ausine,440", codec) as phone:
-            await phone.dial(f"sip:1001@{address}:{janus.sip_port()}")
-            await asyncio.sleep(6)
+            await dialled(phone, janus, address)
+            await asyncio.sleep(7)
             await phone.hang_up()
             await until_free(8, 2)
+        assert_clean_tone(*read_wav(phone.heard()))
+
+
+async def test_a_minute_long_call_has_no_gap(tmp_path: Path, address: str) -> None:
+    async with running_server(tmp_path), running_exchange(tmp_path, address) as janus:
+        async with running_phone(tmp_path / "phone", address, "ausine,440", "pcmu") as phone:
+            await dialled(phone, janus, address)
+            await asyncio.sleep(60)
+            await phone.hang_up()
         sound, rate = read_wav(phone.heard())
-    middle = tone_snr_db(sound[2 * rate : -rate], rate, 440)
-    assert min(middle) > 30, middle
+    # A gap of 60 ms in half a second leaves the tone no more than 9 dB above the rest.
+    ratios = tone_snr_db(sound[2 * rate : -2 * rate], rate, 440)
+    assert len(ratios) > 100
+    assert min(ratios) > 9, ratios
+
+
+async def test_a_phone_hears_the_tiny_agent_speak(tmp_path: Path, address: str) -> None:
+    async with running_server(tmp_path, "tiny", rows=1), running_exchange(tmp_path, address) as janus:
+        async with running_phone(tmp_path / "phone", address, f"aufile,{silence(tmp_path)}", "pcmu") as phone:
+            await dialled(phone, janus, address)
+            await asyncio.sleep(12)
+            await phone.hang_up()
+        sound, rate = read_wav(phone.heard())
+    loudest = max(np.sqrt(np.mean(sound[start : start + rate] ** 2)) for start in range(0, len(sound) - rate, rate))
+    assert loudest > 0.01
+
+
+def silence(folder: Path) -> Path:
+    path = folder / "silence.wav"
+    with wave.open(str(path), "wb") as wav:
+        wav.setnchannels(2)
+        wav.setsampwidth(2)
+        wav.setframerate(48000)
+        wav.writeframes(bytes(48000 * 4 * 30))
+    return path
+
+
+async def test_each_key_arrives_once_and_the_chosen_one_hangs_up(tmp_path: Path, address: str) -> None:
+    async with running_server(tmp_path), running_exchange(tmp_path, address) as janus:
+        async with running_phone(tmp_path / "phone", address, "ausine,440", "pcmu") as phone:
+            await dialled(phone, janus, address)
+            await asyncio.sleep(1.5)
+            await phone.press("0123456789*")
+            await phone.press("#")
+            await asyncio.wait_for(phone.event("CALL_CLOSED"), 5)
+            await until_free(8, 2)
+    keys = re.findall(r"key (\S)", (tmp_path / "bridge.log").read_text())
+    assert "".join(keys) == "0123456789*#"
+
+
+async def test_when_the_agent_side_ends_the_phone_is_told(tmp_path: Path, address: str) -> None:
+    async with (
+        running_server(tmp_path, "echo", 8, "--max-duration-s", "3"),
+        running_exchange(tmp_path, address) as janus,
+    ):
+        async with running_phone(tmp_path / "phone", address, "ausine,440", "pcmu") as phone:
+            await dialled(phone, janus, address)
+            await asyncio.wait_for(phone.event("CALL_CLOSED"), 3 + 2)
+
+
+async def test_a_full_house_is_503_with_retry_after_and_the_next_try_gets_in(tmp_path: Path, address: str) -> None:
+    async with running_server(tmp_path, rows=1), running_exchange(tmp_path, address) as janus:
+        first = running_phone(tmp_path / "first", address, "ausine,440", "pcmu", control_port=4444)
+        second = running_phone(tmp_path / "second", address, "ausine,440", "pcmu", control_port=4445)
+        async with first as caller, second as other:
+            await dialled(caller, janus, address)
+            await other.command("dial", f"sip:1001@{address}:{janus.sip_port()}")
+            refused = await other.event("CALL_ESTABLISHED", "CALL_CLOSED")
+            assert refused["param"] == "503 Service Unavailable"
+            assert re.search(r"(?im)^retry-after: *[0-9]+", other.trace())
+            await caller.hang_up()
+            await until_free(1, 2)
+            await dialled(other, janus, address)
+
+
+async def test_eight_phones_talk_at_once(tmp_path: Path, address: str) -> None:
+    async with running_server(tmp_path), running_exchange(tmp_path, address) as janus, AsyncExitStack() as stack:
+        phones: list[Phone] = []
+        for index in range(8):
+            folder, port = tmp_path / f"phone{index}", 4450 + index
+            starting = running_phone(folder, address, f"ausine,{300 + 100 * index}", "pcmu", control_port=port)
+            phones.append(await stack.enter_async_context(starting))
+        for phone in phones:
+            await dialled(phone, janus, address)
+        await asyncio.sleep(8)
+        for phone in phones:
+            await phone.hang_up()
+        await until_free(8, 2)
+        for index, phone in enumerate(phones):  # each hears its own tone, so nobody hears another
+            sound, rate = read_wav(phone.heard())
+            assert min(tone_snr_db(sound[2 * rate : -2 * rate], rate, 300 + 100 * index)) > 20
+
+
+async def test_a_call_survives_a_hold_of_a_quarter_minute(tmp_path: Path, address: str) -> None:
+    async with running_server(tmp_path), running_exchange(tmp_path, address) as janus:
+        async with running_phone(tmp_path / "phone", address, "ausine,440", "pcmu") as phone:
+            await dialled(phone, janus, address)
+            await asyncio.sleep(2)
+            await phone.command("hold")
+            await asyncio.sleep(16)
+            assert await free_rows() == 7
+            await phone.command("resume")
+            await asyncio.sleep(5)
+            await phone.hang_up()
+        sound, rate = read_wav(phone.heard())
+    assert min(tone_snr_db(sound[-4 * rate : -2 * rate], rate, 440)) > 20
+
+
+async def test_the_bridge_registers_again_when_janus_comes_back(tmp_path: Path, address: str) -> None:
+    async with running_server(tmp_path):
+        async with running_exchange(tmp_path, address) as janus:
+            async with running_phone(tmp_path / "phone", address, "ausine,440", "pcmu") as phone:
+                await dialled(phone, janus, address)
+                janus.process.kill()
+                await until_free(8, 5)
+                async with running_janus(tmp_path / "janus", address):
+                    async with asyncio.timeout(15):
+                        while (tmp_path / "bridge.log").read_text().count("registered sip:") < 2:
+                            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("codec", ["pcmu", "opus"])
+async def test_a_phone_that_does_ice_and_dtls_itself_needs_no_gateway(codec: str, tmp_path: Path, address: str) -> None:
+    """baresip's certificate is RSA, its ICE and fingerprint stand at session level, it knows no mid and no BUNDLE."""
+
+    async def answer(offer: str) -> str:
+        async with aiohttp.ClientSession() as http:
+            url, headers = f"http://127.0.0.1:{PORT}/v1/realtime/calls", {"Content-Type": "application/sdp"}
+            async with http.post(url, data=offer, headers=headers) as response:
+                text = await response.text()
+                assert response.status == 201, text
+                return text
+
+    secure = ";mediaenc=dtls_srtp;medianat=ice"
+    async with running_server(tmp_path), answering(address, answer) as answerer:
+        async with running_phone(tmp_path / "phone", address, "ausine,440", codec, secure) as phone:
+            await phone.dial(f"sip:1001@{address}:{answerer.port}")
+            await asyncio.sleep(8)
+            await phone.hang_up()
+        sound, rate = read_wav(phone.heard())
+    assert min(tone_snr_db(sound[3 * rate : -2 * rate], rate, 440)) > 30

@@ -126,8 +126,8 @@ class Bridge:
         async for event in self._server.events(call):
             match event:
                 case {"type": "input_audio_buffer.dtmf_event_received", "event": str(key)}:
+                    logger.info("%s: key %s", call.call_id, key)
                     if self._settings.keys.get(key) is KeyAction.HANG_UP:
-                        logger.info("%s: key %s hangs up", call.call_id, key)
                         return
 
     async def _decline(self, line: JanusHandle, incoming: JanusEvent, refusal: ServerRefusedError) -> None:
