@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """What a tick costs beside the model: scheduler, ring, messages, sockets - measured with a model that does nothing.
 
-    python scripts/bench_ticks.py [--rows 64] [--ticks 500]
+    python scripts/bench_ticks.py [--rows 64] [--servers 1] [--ticks 500]
 
-The engine runs here; a server process beside it opens a call a row, speaks at every position and takes every answer.
+The engine runs here; server processes beside it share the calls, a row each, speak at every position and take every
+answer.
 """
 
 import argparse
@@ -33,12 +34,13 @@ WARM_UP_TICKS = 25
 
 @dataclass(frozen=True, slots=True)
 class TickCost:
-    """Milliseconds that the engine is busy a tick, by the clock and of CPU time, and the server's CPU time for one.
+    """Milliseconds that the engine is busy a tick, by the clock and of CPU time, and all servers' CPU time for one.
 
     On a machine with other work the clock also counts what the engine waited for a core.
     """
 
     rows: int
+    servers: int
     ticks: int
     p50_ms: float
     p99_ms: float
@@ -81,7 +83,7 @@ class BusyMeter:
         self._inbox = inbox
         self._rows = rows
         self._ticks = ticks
-        self._full = False
+        self._stepped = 0
         self._since = _now()
         self._sum = np.zeros(2)
 
@@ -92,15 +94,15 @@ class BusyMeter:
     def poll(self, timeout_s: float) -> Sequence[Received]:
         self._sum += _now() - self._since
         if timeout_s > 0:
-            if self._full:
+            if self._stepped == self._rows:
                 self.busy_s.append(self._sum)
-            self._sum, self._full = np.zeros(2), False
+            self._sum, self._stepped = np.zeros(2), 0
         received = self._inbox.poll(timeout_s)
         self._since = _now()
         return received
 
     def send(self, connection: int, event: Event) -> None:
-        self._full = self._full or (isinstance(event, Stepped) and len(event.outputs) == self._rows)
+        self._stepped += len(event.outputs) if isinstance(event, Stepped) else 0
         self._inbox.send(connection, event)
 
 
@@ -108,21 +110,25 @@ def _now() -> NDArray[np.float64]:
     return np.array([time.perf_counter(), time.thread_time()])
 
 
-def tick_cost(rows: int = 64, ticks: int = 500) -> TickCost:
+def tick_cost(rows: int = 64, servers: int = 1, ticks: int = 500) -> TickCost:
     """Measure so many ticks of so many callers, after some to warm up; takes ticks * 80 ms and some seconds."""
     with tempfile.TemporaryDirectory() as directory:
         lifeline, parent = os.pipe()
         ring = SoundRing.create(Path(directory) / RING_NAME, rows)
         with SocketInbox(Path(directory) / SOCKET_NAME, lifeline) as inbox:
             meter = BusyMeter(inbox, rows, WARM_UP_TICKS + ticks)
-            command = [sys.executable, __file__, "--rows", str(rows), "--caller", directory]
-            callers = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            callers = [_start_callers(directory, rows // servers) for _ in range(servers)]
             run_engine(meter, ring, NullRunner(rows), time.monotonic)
-        told, _ = callers.communicate(timeout=30)
+        told = sum(float(process.communicate(timeout=30)[0]) for process in callers)
         os.close(parent)
         os.close(lifeline)
     (p50, cpu_p50), (p99, cpu_p99) = np.percentile(np.array(meter.busy_s[WARM_UP_TICKS:]) * 1e3, [50, 99], axis=0)
-    return TickCost(rows, ticks, p50, p99, cpu_p50, cpu_p99, float(told))
+    return TickCost(rows, servers, ticks, p50, p99, cpu_p50, cpu_p99, told)
+
+
+def _start_callers(directory: str, calls: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, __file__, "--rows", str(calls), "--caller", directory]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 async def _callers(directory: Path, rows: int) -> None:
@@ -146,13 +152,14 @@ async def _talk(stream: DuplexStream) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--servers", type=int, default=1, help="a divisor of the rows")
     parser.add_argument("--ticks", type=int, default=500)
     parser.add_argument("--caller", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.caller is not None:
         asyncio.run(_callers(options.caller, options.rows))
     else:
-        print(json.dumps(asdict(tick_cost(options.rows, options.ticks)), indent=2))
+        print(json.dumps(asdict(tick_cost(options.rows, options.servers, options.ticks)), indent=2))
 
 
 if __name__ == "__main__":
