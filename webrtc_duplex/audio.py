@@ -6,7 +6,6 @@ clock for all processes of a machine.
 
 import mmap
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -29,13 +28,8 @@ CHUNKS_PER_FRAME = FRAME_SAMPLES // CHUNK_SAMPLES
 Pcm = NDArray[np.int16]
 """Mono samples at 24 kHz; shapes are said where they matter: a chunk is [480], a frame [1920]."""
 
-
-@dataclass(slots=True)
-class RingCounters:
-    """What the reader of a ring met, one count a frame."""
-
-    taken: int = 0
-    missing: int = 0
+Numbers = NDArray[np.int64]
+"""A number for each of several rows, [n]."""
 
 
 class _Slots:
@@ -52,7 +46,7 @@ class _Slots:
         self._count = stamps.shape[1]
 
     def write(self, row: int, epoch: int, position: int, frame: Pcm) -> None:
-        """Put the frame of this position; the frame `slots` positions ago is overwritten."""
+        """Put the frame [1920] of this position; the frame `slots` positions ago is overwritten."""
         slot = position % self._count
         stamp = self._stamps[row, slot]
         stamp[1] = -1
@@ -68,6 +62,24 @@ class _Slots:
             return False
         into[:] = self._pcm[row, slot]
         return bool(stamp[0] == epoch and stamp[1] == position)
+
+    def write_many(self, rows: Numbers, epochs: Numbers, positions: Numbers, frames: Pcm) -> None:
+        """`write` for several rows at once: frames [n, 1920], the others [n]."""
+        slots = positions % self._count
+        self._stamps[rows, slots, 1] = -1
+        self._pcm[rows, slots] = frames
+        self._stamps[rows, slots, 0] = epochs
+        self._stamps[rows, slots, 1] = positions
+
+    def read_many(self, rows: Numbers, epochs: Numbers, positions: Numbers, into: Pcm) -> NDArray[np.bool_]:
+        """`read` for several rows at once, into [n, 1920]; what is not there [n: False] is silence."""
+        slots = positions % self._count
+        wanted = np.stack((epochs, positions), axis=1)
+        there: NDArray[np.bool_] = (self._stamps[rows, slots] == wanted).all(axis=1)
+        into[:] = self._pcm[rows, slots]
+        there &= (self._stamps[rows, slots] == wanted).all(axis=1)
+        into[~there] = 0
+        return there
 
     def empty(self, row: int) -> None:
         """Forget whatever the row's slots hold."""

@@ -153,19 +153,13 @@ class _Hands:
         """Hear, step and say one frame of the rows that are due."""
         if not action.leases:
             return self._scheduler.stepped(action, (), (), (), self._clock())
-        heard = [self._hear(lane, action) for lane in range(len(action.leases))]
         rows = np.array([lease.row for lease in action.leases])
-        said, texts, sound = self._runner.step(rows, self._heard[: len(rows)])
-        for lease, position, frame in zip(action.leases, action.positions, said, strict=True):
-            self._ring.said.write(lease.row, lease.epoch, position, frame)
+        epochs = np.array([lease.epoch for lease in action.leases])
+        positions = np.array(action.positions)
+        pcm = self._heard[: len(rows)]
+        heard = self._ring.heard.read_many(rows, epochs, positions, into=pcm)
+        said, texts, sound = self._runner.step(rows, pcm)
+        self._ring.said.write_many(rows, epochs, positions, said)
         for row in rows[~sound]:
             self._runner.reset(int(row))
-        return self._scheduler.stepped(action, texts.tolist(), sound.tolist(), heard, self._clock())
-
-    def _hear(self, lane: int, action: Step) -> bool:
-        """Fetch one row's frame; silence stands in for one that has not come."""
-        lease, position, frame = action.leases[lane], action.positions[lane], self._heard[lane]
-        if self._ring.heard.read(lease.row, lease.epoch, position, frame):
-            return True
-        frame[:] = 0
-        return False
+        return self._scheduler.stepped(action, texts.tolist(), sound.tolist(), heard.tolist(), self._clock())
