@@ -56,7 +56,7 @@ def find_speech(pcm: Sound, rate: int, *, quiet_db: float = -45.0, pause_s: floa
     if not len(loud):
         return []
     groups = np.split(loud, np.flatnonzero(np.diff(loud) > pause_s * 50) + 1)
-    return [Span(group[0] / 50, (group[-1] + 1) / 50) for group in groups if len(group) >= 10]
+    return [Span(float(group[0]) / 50, float(group[-1] + 1) / 50) for group in groups if len(group) >= 10]
 
 
 def cut(pcm: Sound, rate: int, span: Span, margin_s: float = 0.2) -> Sound:
@@ -68,6 +68,10 @@ def words(sentence: str) -> str:
     return " ".join("".join(c for c in word if c.isalpha() or c == "'") for word in sentence.lower().split())
 
 
+WIDE_BEAMS = {"beam": 1e-100, "pbeam": 1e-100, "wbeam": 1e-80}
+"""So that the right sentence is not given up for a blurred word at its start; pocketsphinx' own are 1e-48 and 7e-29."""
+
+
 class SentenceRecogniser:
     """Tells which one of a closed set of sentences was said, by pocketsphinx with a JSGF grammar."""
 
@@ -75,19 +79,22 @@ class SentenceRecogniser:
         self._sentences = {words(sentence): sentence for sentence in sentences}
         grammar = folder / "sentences.gram"
         grammar.write_text(f"#JSGF V1.0;\ngrammar sentences;\npublic <one> = {' | '.join(self._sentences)};\n")
-        self._decoder = Decoder(lm=None, jsgf=str(grammar), samprate=RECOGNISER_RATE, loglevel="FATAL")
+        self._decoder = Decoder(lm=None, jsgf=str(grammar), samprate=RECOGNISER_RATE, loglevel="FATAL", **WIDE_BEAMS)
 
     def hear(self, pcm: Sound, rate: int) -> str | None:
-        """The sentence, as it is written; None for none of them."""
+        """The sentence, as it is written; None for none of them. A beginning that only one of them has is enough."""
         self._decoder.start_utt()
         self._decoder.process_raw(resample(pcm, rate, RECOGNISER_RATE).tobytes(), full_utt=True)
         self._decoder.end_utt()
         heard = self._decoder.hyp()
-        return self._sentences.get(heard.hypstr) if heard is not None else None
+        if heard is None or not heard.hypstr:
+            return None
+        matching = [sentence for key, sentence in self._sentences.items() if key.startswith(heard.hypstr)]
+        return matching[0] if len(matching) == 1 else None
 
 
 def likeness(sent: Sound, heard: Sound) -> tuple[float, int]:
-    """The largest correlation coefficient of two sounds of one rate over all delays, and the delay in samples."""
+    """The largest correlation coefficient of two sounds of one rate over all delays, and that delay in samples."""
     a, b = (sound.astype(np.float64) - sound.mean() for sound in (sent, heard))
     size = 1 << (len(a) + len(b)).bit_length()
     products = np.fft.irfft(np.fft.rfft(b, size) * np.conj(np.fft.rfft(a, size)), size)
