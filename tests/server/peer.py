@@ -22,7 +22,7 @@ from webrtc_duplex.server import sdp
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.server.session import CallRequest, Calls, Session, SessionState
 from webrtc_duplex.server.transport import DECODER_QUEUE, JITTER_BUFFER
-from webrtc_duplex.settings import EngineSettings, ServerSettings
+from webrtc_duplex.settings import EngineSettings, IceSettings, ServerSettings
 
 CALL_NUMBERS = itertools.count(1)
 
@@ -58,13 +58,14 @@ async def house(
     rows: int = 2,
     engine: EngineSettings | None = None,
     server: ServerSettings | None = None,
+    ice: IceSettings | None = None,
 ) -> AsyncIterator[House]:
     """Calls with an engine that echoes, until the block is left."""
     runner = EchoDouble(rows)
     with engine_thread(directory, runner, engine) as socket_path:
         async with EngineClient(socket_path) as client:
             await client.wait_ready(5)
-            async with Calls(client, server or ServerSettings()) as calls:
+            async with Calls(client, server or ServerSettings(), ice or IceSettings()) as calls:
                 yield House(runner, client, calls)
 
 

@@ -2,12 +2,16 @@
 
 import asyncio
 import datetime
+import socket
 import threading
+import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 
 import pytest
-from aioice import Connection
+from aioice import Candidate, Connection
+from aioice.ice import get_host_addresses
 from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsTransport
 from cryptography import x509
@@ -17,18 +21,20 @@ from OpenSSL import SSL
 
 from tests.server.peer import Peer
 from webrtc_duplex.client.microphone import Microphone
+from webrtc_duplex.errors import CapacityError
 from webrtc_duplex.media.jitter import Packet
 from webrtc_duplex.server import transport
 from webrtc_duplex.server.transport import Transport
+from webrtc_duplex.settings import IceSettings
 
 
 class Ours:
     """The server's end: a transport that keeps the packets that come."""
 
-    def __init__(self) -> None:
+    def __init__(self, ice: IceSettings | None = None) -> None:
         self.packets: list[Packet] = []
         self.came = asyncio.Event()
-        self.transport = Transport(lambda channel: None, asyncio.get_running_loop().time)
+        self.transport = Transport("rtc_1", ice or IceSettings(), lambda channel: None, time.monotonic)
 
     async def answer(self, peer: Peer) -> str:
         await self.transport.receive(await peer.offer())
@@ -209,9 +215,68 @@ async def test_a_connection_without_consent_is_closed() -> None:
 
 async def test_an_address_that_cannot_be_bound_is_left_out() -> None:
     connection = Connection(ice_controlling=False)
-    candidates = await transport._Gatherer(connection, lambda: None)(1, ["203.0.113.1"])
+    candidates = await transport._Gatherer(connection, IceSettings(), lambda: None)(1, ["203.0.113.1"])
     assert [candidate.host for candidate in candidates] == ["127.0.0.1"]
     await connection.close()
+
+
+async def test_sockets_are_from_the_range_of_ports_and_none_is_found_when_it_is_used_up() -> None:
+    ports = free_ports(2)
+    gather = partial(gather_on_loopback, IceSettings(udp_ports=f"{ports[0]}-{ports[-1]}"))
+    async with gather() as first, gather() as second:
+        assert {first[0].port, second[0].port} == set(ports)
+        with pytest.raises(CapacityError, match=f"{ports[0]}-{ports[-1]}"):
+            async with gather():
+                pass
+    async with gather() as again:
+        assert again[0].port in ports
+
+
+async def test_a_public_address_is_shown_beside_our_own() -> None:
+    connection = Connection(ice_controlling=False)
+    gatherer = transport._Gatherer(connection, IceSettings(public_ip="203.0.113.9"), lambda: None)
+    here = next(address for address in get_host_addresses(True, False))
+    candidates = await gatherer(1, [here])
+    shown = {candidate.host: candidate for candidate in candidates}
+    assert set(shown) == {here, "127.0.0.1", "203.0.113.9"}
+    assert shown["203.0.113.9"].port == shown[here].port and shown["203.0.113.9"].type == "srflx"
+    await connection.close()
+
+
+async def test_a_turn_server_that_does_not_answer_delays_nothing_for_over_a_second() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        server = f"127.0.0.1:{deaf.getsockname()[1]}"
+        ice = IceSettings(stun_urls=(f"stun:{server}",), turn_urls=(f"turn:{server}",), turn_secret="s", gather=True)
+        peer, ours = Peer(), Ours(ice)
+        began = time.monotonic()
+        answer = await ours.answer(peer)
+        assert time.monotonic() - began < transport.GATHER_S + 0.9
+        assert " 127.0.0.1 " in answer and "typ relay" not in answer
+        await ours.transport.close()
+        await peer.close()
+
+
+@asynccontextmanager
+async def gather_on_loopback(ice: IceSettings) -> AsyncIterator[list[Candidate]]:
+    connection = Connection(ice_controlling=False)
+    try:
+        yield await transport._Gatherer(connection, ice, lambda: None)(1, [])
+    finally:
+        await connection.close()
+
+
+def free_ports(count: int) -> range:
+    """UDP ports in a row that nobody uses."""
+    for first in range(41_000, 60_000, count):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return range(first, first + count)
+    raise AssertionError("all ports are in use")
 
 
 async def test_digits_are_agreed_on_as_they_were_offered(ends: tuple[Peer, Ours]) -> None:

@@ -50,7 +50,7 @@ def make_app(settings: Settings, engine: EngineClient) -> web.Application:
     app[METRICS] = Metrics(engine)
     app[DESK] = desk
     app[PAGE] = find_page(settings.server)
-    app.cleanup_ctx.append(lambda app: _run_calls(app, settings.server))
+    app.cleanup_ctx.append(lambda app: _run_calls(app, settings))
     app.on_response_prepare.append(share_with_origin)
     app.add_routes(
         [
@@ -67,9 +67,9 @@ def make_app(settings: Settings, engine: EngineClient) -> web.Application:
     return app
 
 
-async def _run_calls(app: web.Application, settings: ServerSettings) -> AsyncIterator[None]:
+async def _run_calls(app: web.Application, settings: Settings) -> AsyncIterator[None]:
     """Calls live as long as the application; its end hangs all of them up."""
-    async with Calls(app[ENGINE], settings) as calls:
+    async with Calls(app[ENGINE], settings.server, settings.ice) as calls:
         app[DESK].open(calls)
         yield
 

@@ -26,7 +26,7 @@ from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
 from webrtc_duplex.server.realtime import Json, read_session, session_object
 from webrtc_duplex.server.tracks import AgentAudioTrack, Ticker, decoders, encoder
 from webrtc_duplex.server.transport import Transport, TransportStats
-from webrtc_duplex.settings import ServerSettings
+from webrtc_duplex.settings import IceSettings, ServerSettings
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,12 @@ class CallRequest:
     offer: str
     """SDP that `sdp.safe_offer` has passed."""
     prompt: Prompt = field(default_factory=Prompt)
+    record: bool = False
+    """Whether both voices and the events are to be written down."""
+    queue_s: float = 0.0
+    """How long to wait for a row, already connected, where none is free; 0: be refused."""
+    voice_locked: bool = False
+    """Whether `session.update` must leave the voice as it is."""
 
 
 class SessionState(enum.Enum):
@@ -91,12 +97,14 @@ class Leg:
 
     def __init__(
         self,
+        call: str,
+        ice: IceSettings,
         ticker: Ticker,
         clock: Callable[[], float],
         on_channel: Callable[[RTCDataChannel], None],
         on_key: Callable[[str], None],
     ) -> None:
-        self.transport = Transport(self._open_channel, clock)
+        self.transport = Transport(call, ice, self._open_channel, clock)
         self.over = self.transport.over
         self.first_packet = asyncio.Event()
         self.channel_open = asyncio.Event()
@@ -149,6 +157,7 @@ class Session:
         engine: EngineClient,
         ticker: Ticker,
         settings: ServerSettings,
+        ice: IceSettings,
         clock: Callable[[], float],
     ) -> None:
         self.id = request.id
@@ -166,6 +175,7 @@ class Session:
         self._card = engine.card
         self._ticker = ticker
         self._settings = settings
+        self._ice = ice
         self._clock = clock
         self._began_at = clock()
         self._leg: Leg | None = None
@@ -275,7 +285,7 @@ class Session:
     async def _answer(self, offer: _Offer) -> None:
         """Make the offer's connection the current leg. Raises RequestError, to whoever offered too."""
         self._offer = offer
-        leg = Leg(self._ticker, self._clock, self._take_channel, self._take_key)
+        leg = Leg(self.id, self._ice, self._ticker, self._clock, self._take_channel, self._take_key)
         try:
             self.answer = await leg.answer(offer.sdp)
         except BaseException as error:
@@ -477,10 +487,15 @@ class Calls:
     """Every call of this process. `async with calls` ends them all at its end."""
 
     def __init__(
-        self, engine: EngineClient, settings: ServerSettings, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: EngineClient,
+        settings: ServerSettings,
+        ice: IceSettings,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._settings = settings
+        self._ice = ice
         self._clock = clock
         self._ticker = Ticker(clock)
         self._sessions: dict[str, Session] = {}
@@ -500,6 +515,10 @@ class Calls:
         """Calls that have not ended."""
         return len(self._sessions)
 
+    def __iter__(self) -> Iterator[Session]:
+        """Those that have not ended."""
+        return iter(list(self._sessions.values()))
+
     async def answer(self, request: CallRequest) -> Session:
         """Lease a row, answer the offer, and let the call run.
 
@@ -507,7 +526,7 @@ class Calls:
         """
         if request.id in self._sessions:
             raise RequestError(f"there is a call {request.id}", code="call_conflict", status=409)
-        session = Session(request, self._engine, self._ticker, self._settings, self._clock)
+        session = Session(request, self._engine, self._ticker, self._settings, self._ice, self._clock)
         offer = _Offer(request.offer, asyncio.get_running_loop().create_future())
         self._sessions[session.id] = session
         task = asyncio.create_task(self._carry(session, offer), name=f"call {request.id}")

@@ -15,25 +15,29 @@ instance and never for the whole process:
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from ipaddress import ip_address
+from typing import Any, Final, cast
 
 from aioice import Candidate, Connection
 from aioice.candidate import candidate_foundation, candidate_priority
-from aioice.ice import StunProtocol
+from aioice.ice import StunProtocol, relayed_candidate, server_reflexive_candidate
 from aioice.stun import TransactionError
 from aiortc import (
     RTCConfiguration,
     RTCDataChannel,
+    RTCIceServer,
     RTCPeerConnection,
     RTCRtpTransceiver,
     RTCSessionDescription,
 )
 from aiortc.exceptions import InternalError, InvalidAccessError, InvalidStateError, OperationError
 from aiortc.mediastreams import MediaStreamTrack
+from aiortc.rtcconfiguration import RTCIceTransportPolicy
 from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsTransport, SRTPProtectionProfile
 from aiortc.rtcicetransport import RTCIceCandidate
 from aiortc.rtcrtpparameters import RTCRtpCodecParameters
@@ -42,9 +46,11 @@ from aiortc.sdp import SessionDescription
 from aiortc.stats import RTCInboundRtpStreamStats, RTCRemoteInboundRtpStreamStats
 from OpenSSL import SSL
 
-from webrtc_duplex.errors import RequestError
+from webrtc_duplex.errors import CapacityError, RequestError
 from webrtc_duplex.media.jitter import Packet
 from webrtc_duplex.server import sdp
+from webrtc_duplex.server.ice import IceServers
+from webrtc_duplex.settings import IceSettings
 
 log = logging.getLogger(__name__)
 
@@ -106,14 +112,17 @@ class Transport:
     failed or was closed by either side.
     """
 
-    def __init__(self, on_channel: Callable[[RTCDataChannel], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, call: str, ice: IceSettings, on_channel: Callable[[RTCDataChannel], None], clock: Callable[[], float]
+    ) -> None:
         self.connected = asyncio.Event()
         self.over = asyncio.Event()
         self.heard_at = clock()
         """When anything last came from the caller: RTP, RTCP, STUN or DTLS."""
         self._clock = clock
+        self._ice = ice
         self._candidates = 0
-        self._pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._pc = RTCPeerConnection(_configuration(call, ice))
         setattr(self._pc, CERTIFICATES, [_Certificate.generateCertificate()])
         self._pc.on("connectionstatechange", self._follow_state)
         self._pc.on("datachannel", on_channel)
@@ -207,7 +216,7 @@ class Transport:
         getattr(receiver, DECODER_QUEUE).put(None)
         for dtls in self._transports():
             connection = dtls.transport._connection
-            setattr(connection, GATHER, _Gatherer(connection, self._note_heard))
+            setattr(connection, GATHER, _Gatherer(connection, self._ice, self._note_heard))
             setattr(connection, CONSENT, partial(_query_consent, connection, self._clock))
 
     def _transports(self) -> Iterator[RTCDtlsTransport]:
@@ -262,30 +271,88 @@ class _Socket(StunProtocol):
         super().datagram_received(data, addr)
 
 
+def _configuration(call: str, ice: IceSettings) -> RTCConfiguration:
+    """Without servers unless the settings name some: aiortc's own default is a public one."""
+    if not ice.gather:
+        return RTCConfiguration(iceServers=[])
+    named = IceServers(ice).as_json(call, time.time())
+    policy = RTCIceTransportPolicy.RELAY if ice.relay_only else RTCIceTransportPolicy.ALL
+    return RTCConfiguration([RTCIceServer(**cast(dict[str, Any], server)) for server in named], policy)
+
+
 class _Gatherer:
     """Finds our candidates in place of `Connection.get_component_candidates`."""
 
-    def __init__(self, connection: Connection, note_heard: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, ice: IceSettings, note_heard: Callable[[], None]) -> None:
         self._connection = connection
+        self._ice = ice
         self._note_heard = note_heard
 
     async def __call__(self, component: int, addresses: list[str], timeout: int = 5) -> list[Candidate]:
-        """Bind a socket on each address and on 127.0.0.1; ask STUN and TURN, but not for longer than `GATHER_S`."""
-        local = [*addresses, LOOPBACK]
+        """Bind a socket on each address and on 127.0.0.1; ask STUN and TURN, but not for longer than `GATHER_S`.
+
+        Raises CapacityError if no port is left.
+        """
+        local = [] if self._ice.relay_only else [*addresses, LOOPBACK]
         sockets = [socket for address in local if (socket := await self._bind(component, address))]
+        if local and not sockets:
+            raise CapacityError(f"no UDP port is left of {self._ice.udp_ports or 'this machine'}", code="no_ports")
         self._connection._protocols += sockets
-        return [socket.local_candidate for socket in sockets]
+        hosts = [socket.local_candidate for socket in sockets]
+        public = [shown for host in hosts if (shown := _public_candidate(host, self._ice.public_ip))]
+        return hosts + public + await self._ask_servers(component, sockets)
 
     async def _bind(self, component: int, address: str) -> _Socket | None:
+        """A socket on this address, of the range of ports if there is one; None if none can be had."""
         loop = asyncio.get_running_loop()
-        try:
-            transport, socket = await loop.create_datagram_endpoint(self._new_socket, local_addr=(address, 0))
-        except OSError as exc:
-            log.info("no candidate on %s: %s", address, exc)
-            return None
-        host, port = transport.get_extra_info("sockname")[:2]
-        socket.local_candidate = _host_candidate(component, host, port)
-        return socket
+        for port in self._ports():
+            try:
+                transport, socket = await loop.create_datagram_endpoint(self._new_socket, local_addr=(address, port))
+            except OSError as exc:
+                log.debug("no candidate on %s port %d: %s", address, port, exc)
+                continue
+            host, port = transport.get_extra_info("sockname")[:2]
+            socket.local_candidate = _host_candidate(component, host, port)
+            return socket
+        return None
+
+    def _ports(self) -> Sequence[int]:
+        """The range from a random place round, as its lower end is the most used; 0 lets the system choose."""
+        ports = self._ice.ports or (0,)
+        start = random.randrange(len(ports))
+        return [*ports[start:], *ports[:start]]
+
+    async def _ask_servers(self, component: int, sockets: list[_Socket]) -> list[Candidate]:
+        """Candidates by STUN and TURN that come in time; who is late is not waited for."""
+        questions = [asyncio.create_task(question) for question in self._questions(component, sockets)]
+        if not questions:
+            return []
+        answered, late = await asyncio.wait(questions, timeout=GATHER_S)
+        for question in late:
+            question.cancel()
+        found = [question.result() for question in answered if question.exception() is None]
+        self._connection._protocols += [relay for _, relay in found if relay is not None]
+        return [candidate for candidate, _ in found]
+
+    def _questions(
+        self, component: int, sockets: list[_Socket]
+    ) -> Iterator[Coroutine[None, None, tuple[Candidate, StunProtocol | None]]]:
+        connection = self._connection
+        if connection.stun_server is not None:
+            for socket in sockets:
+                if ip_address(socket.local_candidate.host).version == 4:
+                    yield server_reflexive_candidate(socket, connection.stun_server)
+        if connection.turn_server is not None:
+            yield relayed_candidate(
+                component=component,
+                hide_related_address=self._ice.relay_only,
+                protocol_factory=self._new_socket,
+                turn_server=connection.turn_server,
+                turn_username=connection.turn_username,
+                turn_password=connection.turn_password,
+                turn_ssl=connection.turn_ssl,
+                turn_transport=connection.turn_transport,
+            )
 
     def _new_socket(self) -> _Socket:
         return _Socket(self._connection, self._note_heard)
@@ -294,6 +361,18 @@ class _Gatherer:
 def _host_candidate(component: int, host: str, port: int) -> Candidate:
     foundation = candidate_foundation("host", "udp", host)
     return Candidate(foundation, component, "udp", candidate_priority(component, "host"), host, port, "host")
+
+
+def _public_candidate(host: Candidate, public_ip: str | None) -> Candidate | None:
+    """The same socket as those see it who are beyond the NAT; None if there is no such view of it."""
+    if public_ip is None:
+        return None
+    local, public = ip_address(host.host), ip_address(public_ip)
+    if local.is_loopback or local == public or local.version != public.version:
+        return None
+    foundation = candidate_foundation("srflx", "udp", host.host)
+    priority = candidate_priority(host.component, "srflx")
+    return Candidate(foundation, host.component, "udp", priority, public_ip, host.port, "srflx", host.host, host.port)
 
 
 async def _query_consent(connection: Connection, clock: Callable[[], float]) -> None:
