@@ -111,8 +111,11 @@ class Desk:
     # ---- shorthands
 
     def open(self, call: str, prompt: Prompt | None = None, connection: int = HERE) -> Lease:
-        """Lease a row and settle."""
+        """Lease a row, go on until the caller knows of it, and settle."""
+        known = len(self.of(Leased))
         self.tell(Open(call, prompt or Prompt()), connection=connection)
+        while len(self.of(Leased)) == known:
+            self.act()
         self.settle()
         return self.last(Leased).lease
 

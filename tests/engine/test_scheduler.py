@@ -501,6 +501,25 @@ def test_steps_that_leave_no_time_close_admission_before_they_are_late() -> None
     assert max(step.late_s for step in desk.of(Stepped)) < 1e-6
 
 
+def test_overload_is_seen_with_sub_ticks_as_well() -> None:
+    desk = Desk(4, EngineSettings(phases=4), step_s=0.019)
+    for call in "abc":
+        desk.live(call)
+    desk.run(3.0)
+    assert desk.last(Stepped).admitting, "3 phases of 19 ms"
+    desk.live("d")
+    desk.run(3.0)
+    assert not desk.last(Stepped).admitting, "4 phases of 19 ms take 76 ms of 80"
+
+
+def test_a_call_that_is_opened_again_keeps_its_place_while_admission_is_closed() -> None:
+    desk = Desk(1, step_s=0.075)
+    old = desk.live("a")
+    desk.run(2.0)
+    assert not desk.last(Stepped).admitting
+    assert desk.open("a") == Lease(old.row, old.epoch + 1)
+
+
 def test_what_is_counted_is_told_every_second() -> None:
     desk = Desk(2, step_s=0.012)
     desk.live("a")

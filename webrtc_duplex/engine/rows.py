@@ -70,6 +70,9 @@ class Tenant:
     call: str
 
 
+NOBODY = Tenant(connection=-1, call="")
+
+
 @dataclass(slots=True)
 class Row:
     """One seat of state. Its lease (the next one is of the next epoch) and all below that is of one tenant only."""
@@ -80,7 +83,7 @@ class Row:
     lease: Lease
     """The right to this row; in epoch 0 nobody has had it yet."""
     state: RowState = RowState.FREE
-    tenant: Tenant | None = None
+    tenant: Tenant = NOBODY
     awaiting: Prompt | None = None
     """A prompt that the model has still to begin; answered by Leased or Refused."""
     leased: bool = False
@@ -146,7 +149,7 @@ class RowPool:
     def free(self, row: Row) -> None:
         """End the lease."""
         row.after(RowEvent.FREED)
-        row.tenant = None
+        row.tenant = NOBODY
         del self._leased[row.index]
         self._free.append(row)
 
@@ -163,4 +166,4 @@ class RowPool:
 
     def of_connection(self, connection: int) -> Iterable[Row]:
         """All rows that calls of this connection hold."""
-        return [row for row in self._leased.values() if row.tenant is not None and row.tenant.connection == connection]
+        return [row for row in self._leased.values() if row.tenant.connection == connection]

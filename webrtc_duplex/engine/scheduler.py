@@ -169,7 +169,7 @@ class Scheduler:
     def _own(self, connection: int, lease: Lease) -> Row:
         """The row of a lease that this connection holds; raises StaleEpochError."""
         row = self._pool.require(lease)
-        if row.tenant is None or row.tenant.connection != connection:
+        if row.tenant.connection != connection:
             raise StaleEpochError(f"row {lease.row} is leased to another server process")
         return row
 
@@ -178,14 +178,19 @@ class Scheduler:
         older = self._pool.of_tenant(tenant)
         events = [] if older is None else self._end(older, "superseded", "the call was opened again")
         try:
-            if self._strain.closed_because is not None:
-                raise CapacityError(self._strain.closed_because, code="overloaded", retry_after_s=RETRY_AFTER_S)
+            if older is None:
+                self._check_admission()
             self._pool.open(tenant, prompt, now, now + self._settings.connect_deadline_s)
         except CapacityError as error:
             self._counts.refused += 1
-            return [*events, (tenant.connection, Refused.because(tenant.call, error))]
+            return [(tenant.connection, Refused.because(tenant.call, error))]
         self._counts.leases += 1
         return events
+
+    def _check_admission(self) -> None:
+        """Raise CapacityError while there is too much to do."""
+        if self._strain.closed_because is not None:
+            raise CapacityError(self._strain.closed_because, code="overloaded", retry_after_s=RETRY_AFTER_S)
 
     def _update(self, row: Row, prompt: Prompt, now: float) -> list[Sent]:
         """Take another prompt while the model has not heard the caller yet."""
@@ -276,7 +281,6 @@ class Scheduler:
         if row.leased:
             row.after(RowEvent.UPDATED)
         row.leased, row.columns_left = True, outcome
-        assert row.tenant is not None
         return self._tell(row, Leased(row.tenant.call, row.lease)) + self._ready_if_done(row, now)
 
     def prefilled(self, action: Prefill, columns_left: int, now: float) -> list[Sent]:
@@ -304,7 +308,6 @@ class Scheduler:
                 self._counts.faults += 1
                 events += self._end(row, "server_error", "the model's numbers for this call were not finite")
                 continue
-            assert row.tenant is not None
             outputs[row.tenant.connection].append(Output(lease.row, lease.epoch, position, text, was_heard))
         self._note(action, heard, now)
         for row in self._pool.leased():
@@ -314,13 +317,13 @@ class Scheduler:
     def _note(self, action: Step, heard: Sequence[bool], now: float) -> None:
         """Count the step, and judge from it whether there is too much to do."""
         late_s, step_s = action.began_at - action.tick_at, now - action.began_at
+        phases = len({row.phase for row in self._live()})
         self._chunks.age()
-        if not action.leases:
+        if action.leases:
+            self._counts.note(late_s, step_s, len(action.leases), action.skipped, heard.count(False))
+            self._strain.note(late_s, step_s, step_s * phases, action.skipped)
+        elif not phases:
             self._strain.relax()
-            return
-        self._counts.note(late_s, step_s, len(action.leases), action.skipped, heard.count(False))
-        busy = step_s * len({row.phase for row in self._live()})
-        self._strain.note(late_s, step_s, busy, action.skipped)
 
     def _reports(self, action: Step, outputs: dict[int, list[Output]], now: float) -> list[Sent]:
         """Stepped for every connection, and Stats from time to time."""
@@ -360,7 +363,6 @@ class Scheduler:
             return None
 
     def _tell(self, row: Row, event: Event) -> list[Sent]:
-        assert row.tenant is not None
         return [(row.tenant.connection, event)]
 
     def _ready_if_done(self, row: Row, now: float) -> list[Sent]:
@@ -372,7 +374,6 @@ class Scheduler:
 
     def _refuse(self, row: Row, error: DuplexError) -> list[Sent]:
         """Refuse the row's prompt: a lease nobody knows of is over, another one stays as it was."""
-        assert row.tenant is not None
         events = self._tell(row, Refused.because(row.tenant.call, error))
         if not row.leased:
             self._pool.free(row)
