@@ -3,6 +3,7 @@
  */
 
 const CALLS = "v1/realtime/calls";
+const KEY = "key";
 
 /**
  * What the caller wishes of the agent. Whatever is left out is the model's own.
@@ -12,6 +13,7 @@ const CALLS = "v1/realtime/calls";
  * @property {number} [seed]
  * @property {number} [textTemperature]
  * @property {number} [audioTemperature]
+ * @property {boolean} [record] keep a recording of this call
  */
 
 /**
@@ -28,6 +30,7 @@ const CALLS = "v1/realtime/calls";
  * @property {number | null} longestInstructions in characters
  * @property {string[]} voices
  * @property {string | null} defaultVoice
+ * @property {boolean} records whether this server keeps a recording on request
  */
 
 /** The server said no, with a reason for people (`message`) and one for programs (`code`). */
@@ -45,6 +48,14 @@ export class Refusal extends Error {
   }
 }
 
+/**
+ * Show this key with every request, for as long as the tab is open.
+ * @param {string} key
+ */
+export function keepKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
 /** @returns {Promise<Model>} what the model can be asked for */
 export async function describeModel() {
   const [models, voices] = await Promise.all([getJson("v1/models"), getJson("v1/voices")]);
@@ -55,6 +66,7 @@ export async function describeModel() {
     longestInstructions: model.max_text_chars ?? null,
     voices: voices.data.map((/** @type {{ id: string }} */ voice) => voice.id),
     defaultVoice: voices.default ?? null,
+    records: Boolean(model.recording),
   };
 }
 
@@ -107,7 +119,7 @@ export function endCall(call) {
 }
 
 /** @param {Wishes} wishes */
-function asSession({ voice, instructions, seed, textTemperature, audioTemperature }) {
+function asSession({ voice, instructions, seed, textTemperature, audioTemperature, record }) {
   return {
     type: "realtime",
     instructions,
@@ -115,20 +127,23 @@ function asSession({ voice, instructions, seed, textTemperature, audioTemperatur
     seed,
     text_temperature: textTemperature,
     audio_temperature: audioTemperature,
+    recording: record,
   };
 }
 
 /**
- * @param {Answer | null} call
+ * Shows the call's own secret, else the key, else nothing.
+ * @param {Answer | null} [call]
  * @returns {Record<string, string>}
  */
-function asOwner(call) {
-  return call?.secret ? { Authorization: `Bearer ${call.secret}` } : {};
+function asOwner(call = null) {
+  const shown = call?.secret ?? sessionStorage.getItem(KEY);
+  return shown ? { Authorization: `Bearer ${shown}` } : {};
 }
 
 /** @param {string} path */
 async function getJson(path) {
-  return readJson(await fetch(path, { headers: { Accept: "application/json" } }));
+  return readJson(await fetch(path, { headers: { Accept: "application/json", ...asOwner() } }));
 }
 
 /** @param {Response} response */

@@ -33,7 +33,6 @@ import { openMicrophone } from "./devices.js";
  * @property {number | null} bufferMs how long sound waits in the browser before it is played
  * @property {number | null} lostIn share of packets lost on the way here
  * @property {number | null} lostOut share lost on the way there, as the server reports
- * @property {number | null} concealed share of the played sound that the browser had to invent
  */
 
 const CONNECT_TIMEOUT_MS = 15_000;
@@ -319,8 +318,6 @@ class StatsWindow {
       emitted: inbound.jitterBufferEmittedCount,
       lost: inbound.packetsLost,
       received: inbound.packetsReceived,
-      concealed: inbound.concealedSamples - inbound.silentConcealedSamples,
-      samples: inbound.totalSamplesReceived,
     });
     return {
       rttMs: inMs(byType["candidate-pair"]?.currentRoundTripTime),
@@ -328,7 +325,6 @@ class StatsWindow {
       bufferMs: inMs(share(delta.delayS, delta.emitted)),
       lostIn: share(delta.lost, delta.lost + delta.received),
       lostOut: byType["remote-inbound-rtp"]?.fractionLost ?? null,
-      concealed: share(delta.concealed, delta.samples),
     };
   }
 

@@ -2,7 +2,7 @@
  * The page: what a person sees, hears and presses. The call itself is in call.js; this file only shows it.
  */
 
-import { Refusal, describeModel } from "./api.js";
+import { Refusal, describeModel, keepKey } from "./api.js";
 import { Call, ConnectionError } from "./call.js";
 import { Conversation } from "./conversation.js";
 import { WakeLock, listDevices, onDeviceChange } from "./devices.js";
@@ -26,12 +26,17 @@ const PHASES = {
   live: "Connected",
   resuming: "Connection lost, resuming",
   refused: "All seats taken",
+  locked: "Locked",
   ended: "Call ended",
   failed: "No call",
 };
 
+/** The phases of a running call. */
+const RUNNING = ["asking", "connecting", "queued", "live", "resuming"];
+
 /** Why the server ends a call, for people. What is not here needs no notice. @type {Record<string, string>} */
 const ENDINGS = {
+  at_capacity: "No seat became free in time.",
   connection_lost: "The connection broke and could not be made again in time.",
   connect_timeout: "The browser and the server did not reach each other in time.",
   ice_failed: "The browser and the server found no way to each other.",
@@ -139,6 +144,7 @@ class Conference {
     if (event.type === "ext.warning") showHint(HINTS[event.code]);
     if (event.type === "ext.queue") showQueue(event.position, event.eta_s);
     if (event.type === "session.created") find("recorded").hidden = !event.session.recording;
+    if (event.type !== "ext.queue" && document.body.dataset.phase === "queued") showPhase("live");
     const turn = this.conversation.hear(event, this.ageMs);
     if (turn) showTurn(turn);
   }
@@ -158,7 +164,7 @@ class Conference {
     const network = await this.call.measure();
     if (!network) return;
     showDelay(soundWay(this.serverStats, network, this.#context.outputLatency * 1000));
-    showNetwork(network);
+    showNetwork(network, this.serverStats);
   }
 }
 
@@ -212,6 +218,7 @@ function readWishes() {
     seed: number("seed") ?? drawSeed(),
     textTemperature: number("text-temperature"),
     audioTemperature: number("audio-temperature"),
+    record: input("record").checked || undefined,
   };
 }
 
@@ -257,13 +264,14 @@ async function listAllDevices() {
 
 /** @param {keyof typeof PHASES} phase */
 function showPhase(phase) {
-  const inCall = ["asking", "connecting", "queued", "live", "resuming"].includes(phase);
+  const inCall = RUNNING.includes(phase);
   document.body.dataset.phase = phase;
+  document.body.dataset.call = inCall ? "running" : phase === "ended" ? "over" : "none";
   find("state").textContent = PHASES[phase];
-  button("call").ariaDisabled = String(phase === "loading");
+  button("call").ariaDisabled = String(phase === "loading" || phase === "locked");
   find("call-label").textContent = !inCall ? "Call" : phase === "live" || phase === "resuming" ? "Hang up" : "Cancel";
   button("mute").disabled = !inCall;
-  for (const id of ["wishes", "dice", "noise-suppression", "gain-control"]) input(id).disabled = inCall;
+  for (const id of ["wishes", "dice", "record", "noise-suppression", "gain-control"]) input(id).disabled = inCall;
   say(PHASES[phase]);
 }
 
@@ -287,6 +295,7 @@ function showEnding(reason) {
 /** @param {unknown} error */
 function showFailure(error) {
   if (error instanceof Refusal && error.status === 503 && error.code === "at_capacity") return showRefusal(error);
+  if (error instanceof Refusal && error.status === 401) return showLock();
   showPhase("failed");
   if (error instanceof Refusal) showNotice("The server said no", sentence(error.message));
   else if (error instanceof ConnectionError) showNotice("No connection", error.message);
@@ -313,6 +322,21 @@ function showRefusal(refusal) {
   showNotice("Every seat is taken", "Each caller has the model’s full attention, and there is no seat left right now.");
   button("queue").hidden = false;
   countDown(refusal.retryAfterS ?? 5);
+}
+
+function showLock() {
+  showPhase("locked");
+  showNotice("This server wants a key", "Ask whoever runs it for one. It is kept until you close this tab.");
+  find("key-form").hidden = false;
+  find("key").focus();
+}
+
+/** @param {Event} event */
+function useKey(event) {
+  event.preventDefault();
+  keepKey(input("key").value);
+  find("notice").hidden = true;
+  showModel().catch(showFailure);
 }
 
 /** @type {number | undefined} */
@@ -347,12 +371,14 @@ function showNotice(title, text) {
   find("notice-count").textContent = "";
   find("notice").hidden = false;
   button("queue").hidden = true;
+  find("key-form").hidden = true;
   say(`${title}. ${text}`);
 }
 
-/** @param {number} position @param {number | null} etaS */
+/** @param {number} position 0: it is our turn @param {number | null} etaS */
 function showQueue(position, etaS) {
-  showPhase("queued");
+  showPhase(position > 0 ? "queued" : "live");
+  if (position === 0) return;
   find("state").textContent = `Number ${position} in line` + (etaS ? `, about ${Math.ceil(etaS)} s` : "");
 }
 
@@ -470,8 +496,8 @@ function showDelay(stages) {
   );
 }
 
-/** @param {import("./call.js").NetworkStats} network */
-function showNetwork(network) {
+/** @param {import("./call.js").NetworkStats} network @param {ServerStats | null} server */
+function showNetwork(network, server) {
   const ms = (/** @type {number | null} */ value) => (value === null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`);
   const percent = (/** @type {number | null} */ value) => (value === null ? "–" : `${(value * 100).toFixed(1)} %`);
   find("quality").textContent = quality(network);
@@ -481,7 +507,7 @@ function showNetwork(network) {
     ["Jitter", ms(network.jitterMs)],
     ["Lost, there", percent(network.lostOut)],
     ["Lost, back", percent(network.lostIn)],
-    ["Concealed", percent(network.concealed)],
+    ["Made up, there", ms(server?.concealed_ms ?? null)],
   ]);
 }
 
@@ -541,6 +567,7 @@ async function showModel() {
   if (model.defaultVoice) select("voice").value = model.defaultVoice;
   find("instructions-field").hidden = !model.takesInstructions;
   if (model.longestInstructions) input("instructions").maxLength = model.longestInstructions;
+  find("record-field").hidden = !model.records;
   recall();
   showPhase("idle");
 }
@@ -558,6 +585,7 @@ function offerExamples() {
 function wire() {
   button("call").onclick = pressCall;
   button("mute").onclick = pressMute;
+  find("key-form").onsubmit = useKey;
   button("queue").onclick = () => startCall(QUEUE_S);
   for (const id of ["microphone", "noise-suppression", "gain-control"]) input(id).onchange = changeMicrophone;
   for (const id of ["voice", "instructions"]) input(id).onchange = remember;

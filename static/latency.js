@@ -13,6 +13,7 @@
  * @property {number} [frame_wait_ms] until its frame of 80 ms is full, and its tick comes
  * @property {number} [step_ms] the model's step
  * @property {number} [out_buffer_ms] between the step and the packet
+ * @property {number} [concealed_ms] sound of the caller that the server had to make up, since the call began
  */
 
 /**

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from tests.conftest import ROOT
 
-OPERATOR_KEY = "sesame"
+KEY = "sesame"
 
 CALL: dict[str, Any] = {
     "id": "rtc_0_abcdef012345",
@@ -42,6 +42,8 @@ class PaperServer:
     retry_after: str = "3"
     loading: int = 0
     """How often it will say that the model is still loading."""
+    locked: bool = False
+    """Whether even the page needs the key."""
     takes_text: bool = True
     voices: list[str] = field(default_factory=lambda: ["ada", "bob"])
     offers: list[dict[str, Any]] = field(default_factory=list)
@@ -61,6 +63,8 @@ class PaperServer:
         return app
 
     async def models(self, request: web.Request) -> web.Response:
+        if self.locked:
+            require_key(request)
         if self.loading > 0:
             self.loading -= 1
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
@@ -97,5 +101,5 @@ def page(name: str) -> Callable[[web.Request], Awaitable[web.FileResponse]]:
 
 
 def require_key(request: web.Request) -> None:
-    if request.headers.get("Authorization") != f"Bearer {OPERATOR_KEY}":
+    if request.headers.get("Authorization") != f"Bearer {KEY}":
         raise web.HTTPUnauthorized

@@ -9,7 +9,7 @@ import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
 from tests.browser import Browser, Page, open_browser
-from tests.paper_server import PaperServer
+from tests.paper_server import KEY, PaperServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -81,6 +81,17 @@ async def test_the_page_waits_for_a_model_that_is_loading(browser: Browser, pape
     await page.click("#call")
     await page.wait_for("document.body.dataset.phase === 'idle'")
     assert paper.offers == []
+    await page.close()
+
+
+async def test_a_server_that_wants_a_key_is_given_one(browser: Browser, paper: PaperServer) -> None:
+    paper.locked = True
+    page = await browser.open(paper.url)
+    await page.wait_for("document.body.dataset.phase === 'locked'")
+    await page.evaluate(f"document.getElementById('key').value = '{KEY}'")
+    await page.click("#key-form button")
+    await page.wait_for("document.body.dataset.phase === 'idle'")
+    assert await text(page, "#model") == "paper"
     await page.close()
 
 
@@ -205,7 +216,7 @@ async def test_the_delay_counts_what_is_known_and_marks_what_is_assumed(page: Pa
         page,
         """
         const { soundWay } = await import("/static/latency.js");
-        const network = { rttMs: 40, jitterMs: 1, bufferMs: 30, lostIn: 0, lostOut: 0, concealed: 0 };
+        const network = { rttMs: 40, jitterMs: 1, bufferMs: 30, lostIn: 0, lostOut: 0 };
         return soundWay({ jb_ms: 10, frame_wait_ms: 45, step_ms: 25 }, network, null);
         """,
     )

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from tests import npm
 from tests.browser import Browser, Page, open_browser
 from tests.conftest import ROOT
-from tests.paper_server import OPERATOR_KEY, PaperServer
+from tests.paper_server import KEY, PaperServer
 from tests.test_page import DESKTOP, PHONE
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
@@ -66,7 +66,7 @@ async def test_axe_finds_no_serious_fault(
     await page.click("#call")
     await page.wait_for("document.body.dataset.phase === 'refused'")
     assert await serious_faults(page, node_modules) == []
-    await page.evaluate(f"sessionStorage.setItem('operator-key', '{OPERATOR_KEY}')")
+    await page.evaluate(f"sessionStorage.setItem('operator-key', '{KEY}')")
     await page.navigate(f"{paper.url}ops")
     await page.wait_for("document.getElementById('board').checkVisibility()")
     assert await serious_faults(page, node_modules) == []

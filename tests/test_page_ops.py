@@ -8,7 +8,7 @@ import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
 from tests.browser import Browser, Page, open_browser
-from tests.paper_server import OPERATOR_KEY, PaperServer
+from tests.paper_server import KEY, PaperServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,7 +45,7 @@ async def test_nothing_is_shown_without_the_key(page: Page) -> None:
 
 
 async def test_rows_callers_and_the_time_of_a_step_are_shown_live(page: Page) -> None:
-    await enter_key(page, OPERATOR_KEY)
+    await enter_key(page, KEY)
     await page.wait_for("document.getElementById('step-now').innerText === '30.0'", timeout_s=5)
     assert await text(page, "#rows-title") == "Rows\n3 of 8"
     assert await page.evaluate("document.querySelectorAll('.taken').length") == 3
@@ -55,6 +55,6 @@ async def test_rows_callers_and_the_time_of_a_step_are_shown_live(page: Page) ->
 
 
 async def test_the_key_is_not_kept_longer_than_the_tab(page: Page) -> None:
-    await enter_key(page, OPERATOR_KEY)
+    await enter_key(page, KEY)
     await page.wait_for("document.getElementById('board').checkVisibility()")
     assert await page.evaluate("localStorage.length") == 0
