@@ -30,6 +30,7 @@ _BEHIND_S = 0.1  # a server that was held up longer does not send what it missed
 _LEAD_FRAMES = 64  # the lead is what the slowest of so many steps (5 s) needs
 _LEAD_SPARE_S = 0.001
 _LEAD_STEP_S = 0.001  # the schedule moves no faster than this a frame
+_ON_TIME_S = 0.0005
 _RISE = np.linspace(0, 1, CHUNK_SAMPLES, dtype=np.float32)
 
 
@@ -107,7 +108,7 @@ class Playout:
         """Take the frame [1920] of this position; its first chunk is due at once if nothing is before it."""
         self.start(now)
         if not self._queue and (self.resting or self._grid < now):
-            self.counters.waits += not self._broken
+            self.counters.waits += not self._broken and now - self._grid > _ON_TIME_S
             self._grid = now
         self._give_back_lead(now)
         self.next_due = self._grid

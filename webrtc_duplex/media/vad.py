@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 
@@ -75,8 +76,7 @@ class VoiceDetector:
             self._floor_db += _FLOOR_FALLS * (max(level_db, _LOWEST_FLOOR_DB) - self._floor_db)
 
 
-def _levels_db(pcm: Pcm) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Loudness of each block in dB of full scale; differences of neighbours, so that hum and DC count little."""
-    blocks = np.diff(pcm.astype(np.float64), prepend=pcm[:1]).reshape(-1, BLOCK_SAMPLES) / 32768
-    levels: np.ndarray[tuple[int], np.dtype[np.float64]] = 10 * np.log10(np.mean(blocks**2, axis=1) + 1e-12) + 6
-    return levels
+def _levels_db(pcm: Pcm) -> NDArray[np.float64]:
+    """Loudness of each block in dB of full scale, without its DC."""
+    blocks = pcm.reshape(-1, BLOCK_SAMPLES) / 32768
+    return np.asarray(10 * np.log10(np.var(blocks, axis=1) + 1e-12))

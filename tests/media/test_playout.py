@@ -1,0 +1,190 @@
+"""What the agent says, on its schedule."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.media import wire
+from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, FRAME_S, FRAME_SAMPLES, Pcm
+from webrtc_duplex.media.playout import PATIENCE_S, REST_AFTER_CHUNKS, REST_EVERY_CHUNKS, Playout, Slot
+
+SILENCE: Pcm = np.zeros(FRAME_SAMPLES, np.int16)
+
+
+def ramp(position: int) -> Pcm:
+    return (np.arange(FRAME_SAMPLES) + 1000 + position).astype(np.int16)
+
+
+def run(
+    playout: Playout, frames: list[tuple[float, Pcm]], until: float, held_up: Callable[[float], float] = lambda due: due
+) -> list[tuple[float, Slot]]:
+    """Push each frame when it comes and pop each slot when it is due; (when, slot) of all that was sent."""
+    coming = list(reversed(list(enumerate(frames))))
+    sent: list[tuple[float, Slot]] = []
+    while True:
+        frame_at = coming[-1][1][0] if coming else math.inf
+        due = held_up(playout.next_due)
+        if min(frame_at, due) > until:
+            return sent
+        if frame_at <= due:
+            position, (now, frame) = coming.pop()
+            playout.push(frame, position, now)
+        elif (slot := playout.pop(due)) is not None:
+            sent.append((due, slot))
+
+
+def every_tick(frames: list[Pcm], late: Callable[[int], float] = lambda n: 0.0) -> list[tuple[float, Pcm]]:
+    return [(10.0 + FRAME_S * n + late(n), frame) for n, frame in enumerate(frames)]
+
+
+def timestamps(sent: list[tuple[float, Slot]]) -> list[int]:
+    return [slot.timestamp for _, slot in sent]
+
+
+def test_the_first_chunk_leaves_when_the_frame_arrives_and_the_rest_every_20_ms() -> None:
+    sent = run(Playout(), every_tick([ramp(0)]), 10.075)
+    assert [when for when, _ in sent] == pytest.approx([10.0, 10.02, 10.04, 10.06])
+    assert np.array_equal(np.concatenate([slot.pcm for _, slot in sent])[60:], ramp(0)[60:])
+    assert timestamps(sent) == [0, 480, 960, 1440]
+
+
+def test_nothing_is_due_before_the_first_frame() -> None:
+    assert Playout().next_due == math.inf
+
+
+def test_a_slot_says_which_frame_it_is_of() -> None:
+    playout = Playout()
+    sent = run(playout, every_tick([ramp(0), ramp(1)]), 10.15)
+    assert [slot.position for _, slot in sent] == [0] * 4 + [1] * 4
+    assert playout.playing == 1
+
+
+def test_steps_that_take_turns_being_late_neither_break_nor_shift_the_sound() -> None:
+    playout = Playout()
+    sent = run(playout, every_tick([ramp(n) for n in range(100)], lambda n: 0.005 * (n % 3)), 17.9)
+    assert all(slot.position is not None for _, slot in sent)
+    assert timestamps(sent) == list(range(0, 480 * len(sent), 480)) and len(sent) > 390
+    assert np.all(np.diff([when for when, _ in sent][8:]) == pytest.approx(CHUNK_S))
+    assert playout.counters.underruns == 0 and playout.counters.waits == 2
+
+
+def test_a_lead_that_is_no_longer_needed_is_given_back() -> None:
+    playout = Playout()
+    sent = run(playout, every_tick([ramp(n) for n in range(200)], lambda n: 0.01 * (n == 5)), 25.9)
+    gaps = np.diff([when for when, _ in sent])
+    assert sent[-1][0] == pytest.approx(25.98, abs=0.0015) or sent[-1][0] < 25.9
+    last = [when - 10 - FRAME_S * (slot.position or 0) for when, slot in sent if slot.position == 198][0]
+    assert 0 <= last < 0.0025
+    assert gaps.min() >= CHUNK_S - 0.0011
+
+
+def test_a_whole_chunk_of_lead_is_given_back_by_merging_two() -> None:
+    playout = Playout()
+    run(playout, every_tick([ramp(n) for n in range(220)], lambda n: 0.05 * (n == 5)), 27.5)
+    assert playout.counters.merged >= 1
+    assert playout.lead_s < CHUNK_S
+
+
+def test_a_late_frame_is_waited_for_a_little() -> None:
+    playout = Playout()
+    playout.push(ramp(0), 0, 10.0)
+    for n in range(4):
+        playout.pop(10 + CHUNK_S * n)
+    assert playout.pop(10.08) is None
+    assert playout.next_due == pytest.approx(10.08 + PATIENCE_S)
+    playout.push(ramp(1), 1, 10.085)
+    assert playout.next_due == pytest.approx(10.085)
+    slot = playout.pop(10.085)
+    assert (
+        slot is not None and slot.timestamp == 4 * CHUNK_SAMPLES and np.array_equal(slot.pcm, ramp(1)[:CHUNK_SAMPLES])
+    )
+    assert playout.counters.waits == 1
+
+
+def test_an_underrun_is_silence_that_fades_in_a_continuous_timeline() -> None:
+    loud = [wire.sine(FRAME_S, 250)] * 2
+    sent = run(Playout(), [(10.0, loud[0]), (10.24, loud[1])], 10.31)
+    assert timestamps(sent) == list(range(0, 480 * len(sent), 480))
+    positions = [slot.position for _, slot in sent]
+    assert positions[:4] == [0] * 4 and positions[4] is None and positions[-1] == 1
+    sound = np.concatenate([slot.pcm for _, slot in sent]).astype(np.int32)
+    assert np.abs(np.diff(sound)).max() < 1000
+    assert not sent[5][1].pcm.any()
+
+
+def test_an_interruption_drops_what_has_not_left_and_keeps_the_timeline() -> None:
+    playout = Playout()
+    playout.push(wire.sine(FRAME_S, 250), 0, 10.0)
+    first = playout.pop(10.0)
+    assert playout.flush() == 3
+    rest = run(playout, [(10.09, wire.sine(FRAME_S, 250))], 10.16)
+    assert first is not None
+    assert timestamps(rest) == list(range(480, 480 * (len(rest) + 1), 480))
+    faded = rest[0][1].pcm
+    assert np.abs(faded[:120]).max() > 2000 and abs(int(faded[-1])) < 10
+    assert playout.flush() in (0, 1, 2, 3)
+
+
+def test_more_than_two_frames_are_not_kept() -> None:
+    playout = Playout()
+    for n in range(5):
+        playout.push(ramp(n), n, 10.0)
+    slot = playout.pop(10.0)
+    assert slot is not None and slot.position == 3
+    assert playout.counters.dropped == 12
+
+
+def test_silence_is_sent_for_a_while_and_then_every_400_ms() -> None:
+    playout = Playout()
+    sent = run(playout, every_tick([ramp(0), *[SILENCE] * 60]), 10.0 + 61 * FRAME_S)
+    quiet = timestamps(sent)[4:]
+    assert quiet[:REST_AFTER_CHUNKS] == [480 * (4 + n) for n in range(REST_AFTER_CHUNKS)]
+    assert set(np.diff(quiet[REST_AFTER_CHUNKS:])) == {REST_EVERY_CHUNKS * CHUNK_SAMPLES}
+    assert playout.counters.rested > 200
+
+
+def test_sound_after_a_rest_carries_the_marker_and_leaves_at_once() -> None:
+    playout = Playout()
+    sent = run(playout, every_tick([ramp(0), *[SILENCE] * 20, ramp(21), ramp(22)]), 10 + 23 * FRAME_S)
+    marked = [(when, slot) for when, slot in sent if slot.marker]
+    assert len(marked) == 1
+    when, slot = marked[0]
+    assert slot.position == 21 and when == pytest.approx(10 + 21 * FRAME_S)
+    assert slot.timestamp == 21 * FRAME_SAMPLES
+
+
+def test_the_position_that_plays_is_known_while_silence_rests() -> None:
+    playout = Playout()
+    run(playout, every_tick([SILENCE] * 30), 10 + 29.5 * FRAME_S)
+    assert playout.resting and playout.playing == 29
+
+
+def test_a_telephone_hears_something_in_every_slot() -> None:
+    playout = Playout(continuous=True)
+    playout.start(9.5)
+    sent = run(playout, every_tick([ramp(0), *[SILENCE] * 30]), 15.0)
+    assert np.diff(timestamps(sent)).tolist() == [480] * (len(sent) - 1)
+    assert sent[0][0] == 9.5 and len(sent) == pytest.approx(5.5 / CHUNK_S, abs=2)
+    assert not any(slot.marker for _, slot in sent)
+
+
+def test_a_pacer_that_wakes_late_does_not_shift_the_schedule() -> None:
+    def held_up(due: float) -> float:
+        return due + 0.004
+
+    sent = run(Playout(), every_tick([ramp(n) for n in range(50)]), 13.9, held_up)
+    whens = np.array([when for when, _ in sent])
+    assert whens[-1] == pytest.approx(10.004 + CHUNK_S * (len(whens) - 1), abs=0.005)
+
+
+def test_a_server_held_up_for_long_lets_time_pass_instead_of_a_burst() -> None:
+    playout = Playout()
+    for n in range(2):
+        playout.push(ramp(n), n, 10 + FRAME_S * n)
+    playout.pop(10.0)
+    slot = playout.pop(10.5)
+    assert playout.next_due > 10.48
+    assert slot is None or slot.timestamp >= 24 * CHUNK_SAMPLES
+    assert playout.counters.dropped == 7
