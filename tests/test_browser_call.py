@@ -257,18 +257,34 @@ def lonely_network() -> Iterator[str]:
     if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode != 0:
         missing("needs the right to make a network namespace (ip netns add)")
     try:
-        subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
+        set_loopback(name, "up")
         yield name
     finally:
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
-async def test_a_browser_connects_when_loopback_is_its_only_network(lonely_network: str, tmp_path: Path) -> None:
+@pytest_asyncio.fixture(loop_scope="module")
+async def lonely_page(lonely_network: str, tmp_path: Path) -> AsyncIterator[Page]:
     inside = ("ip", "netns", "exec", lonely_network)
     async with (
         serving("echo", rows=1, log=tmp_path / "log", within=inside) as url,
         open_browser(flags=("--allow-loopback-in-peer-connection",), namespace=lonely_network) as browser,
     ):
-        page = await browser.open(url)
-        await call(page)
-        await page.wait_for("document.getElementById('quality').textContent !== '–'")
+        yield await browser.open(url, before=WATCH)
+
+
+async def test_a_browser_connects_when_loopback_is_its_only_network_and_resumes_when_that_breaks(
+    lonely_network: str, lonely_page: Page
+) -> None:
+    await call(lonely_page)
+    first = await lonely_page.evaluate("window.answer")
+    set_loopback(lonely_network, "down")
+    await lonely_page.wait_for("document.body.dataset.phase === 'resuming'", timeout_s=20)
+    set_loopback(lonely_network, "up")
+    await lonely_page.wait_for("document.body.dataset.phase === 'live'", timeout_s=10)
+    assert (await lonely_page.evaluate("window.answer"))["call_id"] == first["call_id"]
+    assert await lonely_page.evaluate("window.peers.length") >= 2
+
+
+def set_loopback(network: str, state: str) -> None:
+    subprocess.run(["ip", "-n", network, "link", "set", "lo", state], check=True)
