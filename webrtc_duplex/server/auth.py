@@ -31,7 +31,8 @@ SECRETS = 10_000
 NOBODY = "nobody"
 """Owner of what was opened where no key is asked for."""
 
-_TOKEN = re.compile(r"[!-~]{1,512}", re.ASCII)
+MAX_TOKEN = 512
+_TOKEN = re.compile(rf"[!-~]{{1,{MAX_TOKEN}}}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
