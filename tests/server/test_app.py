@@ -1,4 +1,5 @@
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from tests.server.served import Http, serving, serving_without_engine
 from webrtc_duplex.errors import CapacityError, EngineError, RequestError
-from webrtc_duplex.server.app import make_app
+from webrtc_duplex.server.app import PathLogger, make_app
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.server.failures import ENGINE, METRICS, answer_errors, error_response
 from webrtc_duplex.server.metrics import Metrics
@@ -95,6 +96,20 @@ def test_an_error_of_ours_becomes_its_own_status_body_and_headers() -> None:
         wrong.text
         == '{"error": {"type": "invalid_request_error", "code": "unknown_voice", "message": "no", "param": "voice"}}'
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "level"),
+    [("/v1/realtime/calls", 201, "INFO"), ("/readyz", 200, "DEBUG"), ("/readyz", 503, "INFO")],
+)
+def test_the_access_log_holds_no_query(caplog: pytest.LogCaptureFixture, path: str, status: int, level: str) -> None:
+    request = make_mocked_request("POST", f"{path}?instructions=Be+kind")
+    with caplog.at_level("DEBUG"):
+        PathLogger(logging.getLogger("access"), "").log(request, web.Response(status=status), 0.0)
+    (record,) = caplog.records
+    assert path in record.getMessage()
+    assert "kind" not in record.getMessage()
+    assert record.levelname == level
 
 
 async def test_leaving_the_application_ends_its_tasks(tmp_path: Path) -> None:

@@ -61,3 +61,16 @@ async def test_a_sideband_names_a_call_and_is_a_websocket(http: Http) -> None:
     call = await open_call(http)
     plain = await http.get("/v1/realtime", params={"call_id": call.id}, headers=call.headers)
     assert await error_of(plain) == (426, "upgrade_required", None)
+
+
+async def test_a_reader_who_leaves_is_no_fault(http: Http, caplog: pytest.LogCaptureFixture) -> None:
+    call = await open_call(http)
+    for _ in range(2):
+        stream = await http.get(f"{call.place}/events", headers=call.headers)
+        await stream.content.readline()
+        stream.close()
+        socket = await http.ws_connect(f"/v1/realtime?call_id={call.id}", headers=call.headers)
+        await socket.receive_json()
+        await socket.close()
+    await http.delete(call.place, headers=call.headers)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

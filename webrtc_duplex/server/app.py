@@ -1,5 +1,6 @@
 """The web application: what is served where, to whom."""
 
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -77,10 +78,13 @@ async def _run_calls(app: web.Application, settings: Settings) -> AsyncIterator[
 class PathLogger(AbstractAccessLogger):
     """One line a request, without its query: that may hold instructions or a secret."""
 
+    ROUTINE = ("/static/", "/healthz", "/readyz", "/metrics")
+
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        self.logger.info(
-            "%s %s %s %d, %.0f ms", request.remote, request.method, request.path, response.status, 1000 * time
-        )
+        routine = request.path.startswith(self.ROUTINE) and response.status < 400
+        level = logging.DEBUG if routine else logging.INFO
+        line = "%s %s %s %d, %.0f ms"
+        self.logger.log(level, line, request.remote, request.method, request.path, response.status, 1000 * time)
 
 
 # ---- other origins

@@ -216,12 +216,12 @@ class Desk:
         return Answered(session, finish_answer(session.answer, wish.offer), is_heard(offer))
 
     async def _open(self, caller: Caller, wish: Wish, offer: str) -> Session:
-        prompt = self._prompt(wish.session, caller)
+        prompt, voice_locked = self._prompt(wish.session, caller)
         self._check_share(caller)
         call_id = self._places.new_call_id()
         self._records[call_id] = Record(caller, ufrag_of(offer))
         try:
-            return await self.calls.answer(CallRequest(call_id, offer, prompt))
+            return await self.calls.answer(CallRequest(call_id, offer, prompt, wish.record, wish.queue_s, voice_locked))
         except BaseException:
             del self._records[call_id]
             raise
@@ -236,10 +236,10 @@ class Desk:
         self._records[call_id] = replace(record, ufrag=ufrag_of(offer))
         return session
 
-    def _prompt(self, wished: Mapping[str, Json], caller: Caller) -> Prompt:
-        """What is wished for, over what the caller's secret is bound to; its voice and model stay.
+    def _prompt(self, wished: Mapping[str, Json], caller: Caller) -> tuple[Prompt, bool]:
+        """What is wished for, over what the caller's secret is bound to; and whether that settles the voice.
 
-        Who names no seed gets one of his own. Raises RequestError, or AuthError (403).
+        Who names no seed gets one of their own. Raises RequestError, or AuthError (403) for another voice.
         """
         card = self._engine.card
         for session in (caller.bound, wished):
@@ -249,7 +249,7 @@ class Desk:
         if bound.voice is not None and prompt.voice != bound.voice:
             message = f"this client secret is bound to the voice {bound.voice!r}"
             raise AuthError(message, status=403, code="forbidden", param="session.audio.output.voice")
-        return prompt
+        return prompt, bound.voice is not None
 
     def _check_share(self, caller: Caller) -> None:
         """Raises RequestError (429) for one who has as many calls as one may have."""
@@ -354,7 +354,7 @@ class Desk:
     def issue(self, caller: Caller, session: Mapping[str, Json], ttl_s: float) -> tuple[str, int, dict[str, Json]]:
         """A secret, when it expires, and the session it is bound to. Raises RequestError for one that cannot be had."""
         self._check_ready()
-        prompt = self._prompt(session, caller)
+        prompt, _ = self._prompt(session, caller)
         value, secret = self.door.secrets.issue(caller.owner, session, ttl_s)
         return value, round(secret.expires_at), session_object(secrets.token_hex(8), prompt, self._engine.card)
 

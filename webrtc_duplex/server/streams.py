@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from aiohttp import WSMsgType, web
 
@@ -31,12 +32,12 @@ class Streams:
         """GET .../events: `data: {event}` lines, from `session.created` to the end of the call."""
         session, _ = self._desk.owned(request.match_info["id"], token_of(request))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        with session.listen() as listener:
+        with session.listen() as listener, suppress(ConnectionResetError):  # a reader may leave when it likes
             await response.prepare(request)
             async for event in _with_pauses(listener):
                 line = ": still here\n\n" if event is None else f"data: {json.dumps(event)}\n\n"
                 await response.write(line.encode())
-        await response.write_eof()
+            await response.write_eof()
         return response
 
     async def sideband(self, request: web.Request) -> web.WebSocketResponse:
@@ -63,9 +64,10 @@ class Streams:
 
 async def _tell(socket: web.WebSocketResponse, listener: QueueListener) -> None:
     """Pass events on until the call is over, then close."""
-    async for event in listener:
-        await socket.send_json(event)
-    await socket.close()
+    with suppress(ConnectionResetError):
+        async for event in listener:
+            await socket.send_json(event)
+        await socket.close()
 
 
 async def _with_pauses(listener: QueueListener) -> AsyncIterator[Event | None]:
