@@ -139,9 +139,9 @@ export class Call extends EventTarget {
     this.#track?.stop();
     this.#track = track;
     track.enabled = !this.muted;
-    // A telephone call on iOS, or a headset pulled out, takes the microphone away.
+    // A headset pulled out ends the track; a telephone call on iOS mutes it, and leaves it silent when it is over.
     track.onended = () => this.changeMicrophone({ ...this.#settings.microphone, deviceId: "" }).catch(() => {});
-    track.onunmute = () => this.#sender()?.replaceTrack(track);
+    track.onunmute = () => this.changeMicrophone(this.#settings.microphone).catch(() => {});
     this.#tell("microphone", track);
   }
 
