@@ -266,12 +266,8 @@ def add_offline_command(commands: "Subparsers") -> None:
 
 
 def _offline(options: argparse.Namespace) -> int:
-    from webrtc_duplex.model.runner import PersonaPlexRunner, load_runner
-
     jobs = _jobs(options)
-    runner = load_runner(options.model, min(options.rows, len(jobs)), options.device)
-    if not isinstance(runner, PersonaPlexRunner):
-        raise RequestError(f"{options.model} has nothing of its own to say", param="model")
+    runner = load_talker(options.model, min(options.rows, len(jobs)), options.device)
     bar = Progress(sum(map(_frames, jobs)), time.monotonic)
     failed = 0
     for job, outcome in converse(jobs, runner, bar.advance):
@@ -282,6 +278,16 @@ def _offline(options: argparse.Namespace) -> int:
             write(outcome, runner, options.tokens)
     bar.end()
     return 1 if failed else 0
+
+
+def load_talker(model: str, rows: int, device: str) -> Talker:
+    """Load a model that says something of its own. Raises CheckpointError with what is wrong with it."""
+    from webrtc_duplex.model.runner import PersonaPlexRunner, load_runner
+
+    runner = load_runner(model, rows, device)
+    if not isinstance(runner, PersonaPlexRunner):
+        raise RequestError(f"{model} has nothing of its own to say", param="model")
+    return runner
 
 
 def _jobs(options: argparse.Namespace) -> list[Job]:
