@@ -87,13 +87,15 @@ async def test_when_the_server_is_killed_its_engine_ends_within_2_s(tmp_path: Pa
 async def test_a_server_that_is_asked_to_end_says_goodbye_and_takes_its_engine_along(
     tmp_path: Path, request_to_end: signal.Signals
 ) -> None:
-    async with serving("echo", rows=2, log=tmp_path / "log") as url:
+    async with serving("echo", "--drain-timeout-s", "60", rows=2, log=tmp_path / "log") as url:
         server, engine = server_and_engine()
         async with connect(url) as call:
-            await call.wait_connected()
+            assert (await anext(call.events())).type == "session.created"
             os.kill(server, request_to_end)
             async with asyncio.timeout(10):
                 assert await reason_of_the_end(call) == "drained"
+                await anext(call.sound())
+                os.kill(server, request_to_end)  # asked twice, it waits no longer
                 while is_running(server):
                     await asyncio.sleep(0.02)
         assert not is_running(engine)

@@ -17,10 +17,12 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from webrtc_duplex.engine.capacity import check_rows, load_for_most_rows
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
@@ -29,6 +31,8 @@ from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.settings import EngineSettings, Settings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 EXIT_BAD_START = 2
 """Exit code, of engine and server, where starting again would fail again: a bad checkpoint, impossible rows."""
@@ -58,16 +62,22 @@ class StartOrder:
 
 
 async def serve(settings: Settings) -> int:
-    """Serve calls until SIGTERM or SIGINT, or until the engine is given up; returns the exit code."""
+    """Serve calls until SIGTERM or SIGINT, or until the engine is given up; returns the exit code.
+
+    The first signal lets the callers take their leave for a while, a second one ends that.
+    """
     with runtime_directory() as directory:
         order = StartOrder(settings.engine, directory, logging.getLogger().getEffectiveLevel())
         async with (
             EngineClient(directory / SOCKET_NAME) as engine,
-            _supervised(order, engine) as supervisor,
-            _http(settings, engine),
-            _signalled() as signalled,
+            _running(supervise(ENGINE_COMMAND, order, engine)) as supervisor,
+            _http(settings, engine) as drain,
+            _signals() as signals,
         ):
-            await asyncio.wait({supervisor, signalled}, return_when=asyncio.FIRST_COMPLETED)
+            async with _running(signals.acquire()) as asked:
+                await asyncio.wait({supervisor, asked}, return_when=asyncio.FIRST_COMPLETED)
+            async with _running(drain()) as drained, _running(signals.acquire()) as asked_again:
+                await asyncio.wait({supervisor, drained, asked_again}, return_when=asyncio.FIRST_COMPLETED)
             return supervisor.result() if supervisor.done() else 0
 
 
@@ -101,25 +111,26 @@ def _sweep(parent: Path) -> None:
 
 
 @asynccontextmanager
-async def _supervised(order: StartOrder, engine: EngineClient) -> AsyncIterator[asyncio.Task[int]]:
-    """An engine kept running while the block lasts; the task ends, with an exit code, only if it is given up."""
-    supervisor = asyncio.create_task(supervise(ENGINE_COMMAND, order, engine), name="engine supervisor")
+async def _running(work: Coroutine[None, None, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """A task while the block lasts."""
+    task = asyncio.create_task(work)
     try:
-        yield supervisor
+        yield task
     finally:
-        supervisor.cancel()
-        await asyncio.wait([supervisor])
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @asynccontextmanager
-async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[None]:
-    """The HTTP server while the block lasts; leaving it ends all calls."""
-    from aiohttp import web
+async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[Callable[[], Coroutine[None, None, None]]]:
+    """The HTTP server while the block lasts; leaving it ends all calls. Gives what lets them end by themselves."""
+    from aiohttp import web  # here, as an engine process needs none of it
 
-    from webrtc_duplex.server.app import make_app
+    from webrtc_duplex.server.app import DESK, PathLogger, make_app
 
     host, port = settings.server.host, settings.server.port
-    runner = web.AppRunner(make_app(settings, engine))
+    app = make_app(settings, engine)
+    runner = web.AppRunner(app, access_log_class=PathLogger)
     await runner.setup()
     try:
         try:
@@ -128,23 +139,21 @@ async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[None]
             raise EngineError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
         for address in runner.addresses:
             logger.info("listening on http://%s:%d", address[0], address[1])
-        yield
+        yield partial(app[DESK].drain, settings.server.drain_timeout_s)
     finally:
         await runner.cleanup()
 
 
 @asynccontextmanager
-async def _signalled() -> AsyncIterator[asyncio.Task[bool]]:
-    """A task that ends when this process is asked to."""
+async def _signals() -> AsyncIterator[asyncio.Semaphore]:
+    """What can be acquired once for each time that this process is asked to end."""
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    signals = asyncio.Semaphore(0)
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked.set)
-    waiting = asyncio.create_task(asked.wait(), name="signals")
+        loop.add_signal_handler(number, signals.release)
     try:
-        yield waiting
+        yield signals
     finally:
-        waiting.cancel()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 

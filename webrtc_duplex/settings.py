@@ -56,11 +56,13 @@ class ServerSettings:
     media_timeout_s: float = knob(5.0, "no RTP, RTCP or STUN for so long: the caller has vanished")
     max_duration_s: float | None = knob(None, "a call is ended after so long")
     idle_timeout_s: float | None = knob(None, "a call in which nobody has spoken for so long is ended")
+    drain_timeout_s: float = knob(10.0, "how long callers may go on when the server is asked to end; asked twice: 0")
     static: Path | None = knob(None, "directory of the page, instead of the one in the package")
 
     def __post_init__(self) -> None:
         _between("port", self.port, 0, 65535)
         _at_least("media_timeout_s", self.media_timeout_s, 0)
+        _at_least("drain_timeout_s", self.drain_timeout_s, 0)
 
 
 @dataclass(frozen=True, slots=True)
