@@ -29,8 +29,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_FRAME, FRAME_S, SAMPLE_RATE, Pcm  # noqa: E402
-from webrtc_duplex.client.call import Call, ReceivedPacket, connect  # noqa: E402
+from webrtc_duplex.client.call import Call, ReceivedPacket, Route, connect  # noqa: E402
 from webrtc_duplex.client.timeline import TAIL_S, Count, Heard, Unwrapper, count  # noqa: E402
 from webrtc_duplex.errors import DuplexError  # noqa: E402
 from webrtc_duplex.media.opus import RTP_CLOCK, Decoder, Encoder  # noqa: E402
@@ -73,6 +73,8 @@ class Plan:
     voice: str | None
     instructions: str | None
     echo: bool
+    network: tuple[str, str] = ("clean", "clean")
+    """Names of `tests.relay.NETWORKS`, towards the server and back."""
 
 
 @dataclass(slots=True)
@@ -199,7 +201,10 @@ async def _call(plan: Plan, said: Pcm, outcome: Outcome, notes: Notes, pipe: Con
     encoder = Encoder()
     payloads = [encoder.encode(chunk) for chunk in said.reshape(-1, CHUNK_SAMPLES)]
     began = time.monotonic()
-    async with connect(plan.url, voice=plan.voice, instructions=plan.instructions, seed=outcome.caller) as call:
+    async with (
+        _route(plan, outcome.caller) as route,
+        connect(plan.url, voice=plan.voice, instructions=plan.instructions, seed=outcome.caller, route=route) as call,
+    ):
         outcome.join_s = call.join_s
         listening = [asyncio.create_task(_gather(call, notes)), asyncio.create_task(_note_underruns(call, notes))]
         while not notes.packets and not call.over.is_set():
@@ -227,6 +232,19 @@ def _count(
     outcome.counted = count(sounds, start, plan.frames, stalls)
     outcome.underruns = _underruns_between(notes.underruns, start, start + plan.frames * FRAME_S + TAIL_S)
     outcome.echo_s = echo_delay(said, outcome.said_at, sounds) if plan.echo else None
+
+
+@asynccontextmanager
+async def _route(plan: Plan, seed: int) -> AsyncIterator[Route | None]:
+    """The network that the plan wants between this caller and the server."""
+    if plan.network == ("clean", "clean"):
+        yield None
+        return
+    from tests.relay import NETWORKS, Relay
+
+    up, down = (NETWORKS[name] for name in plan.network)
+    async with Relay(up, down, seed=seed) as relay:
+        yield relay
 
 
 async def _gather(call: Call, notes: Notes) -> None:
@@ -507,7 +525,8 @@ def main() -> int:
 
 
 def _run_against(options: argparse.Namespace, url: str, speech: Pcm, meter: Meter) -> Report:
-    plan = Plan(url, options.frames, options.voice, options.instructions, model_name(url) == "echo")
+    network = (options.network, options.network_down)
+    plan = Plan(url, options.frames, options.voice, options.instructions, model_name(url) == "echo", network)
     return run(plan, options.peers, speech, meter)
 
 
@@ -520,6 +539,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--wav", type=Path, help="what they say (default: a recording beside the repository, or a hum)")
     parser.add_argument("--voice", help="voice to ask for")
     parser.add_argument("--instructions", help="instructions to give")
+    parser.add_argument("--network", default="clean", help="of tests/relay.py, towards the server (default: clean)")
+    parser.add_argument("--network-down", default="clean", help="the same, back to the callers (default: clean)")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     return parser
 

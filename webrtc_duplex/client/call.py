@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import aiohttp
 from aioice import Candidate, Connection
@@ -188,6 +188,16 @@ class Call:
         self._events.close()
 
 
+class Route(Protocol):
+    """Something that packets are to go through, such as a bad network made for a test."""
+
+    def without_candidates(self, offer: str) -> str:
+        """The offer as the server may see it."""
+
+    async def through_here(self, answer: str) -> str:
+        """The answer as we may see it."""
+
+
 @asynccontextmanager
 async def connect(
     url: str,
@@ -197,6 +207,7 @@ async def connect(
     seed: int | None = None,
     key: str | None = None,
     timeout_s: float = 15.0,
+    route: Route | None = None,
 ) -> AsyncIterator[Call]:
     """Call the server at `url`; the call is hung up at the end of the block.
 
@@ -207,7 +218,8 @@ async def connect(
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with aiohttp.ClientSession(headers=headers) as http, _peer() as call:
         began = time.monotonic()
-        place = await _offer(http, url.rstrip("/"), call, {k: v for k, v in wishes.items() if v is not None})
+        asked = {name: wish for name, wish in wishes.items() if wish is not None}
+        place = await _offer(http, url.rstrip("/"), call, asked, route)
         try:
             await asyncio.wait_for(call.wait_connected(), timeout_s)
             call.join_s = time.monotonic() - began
@@ -234,20 +246,22 @@ async def _peer() -> AsyncIterator[Call]:
         await pc.close()
 
 
-async def _offer(http: aiohttp.ClientSession, url: str, call: Call, wishes: Mapping[str, str]) -> str:
+async def _offer(
+    http: aiohttp.ClientSession, url: str, call: Call, wishes: Mapping[str, str], route: Route | None
+) -> str:
     """Send the offer and take the answer; returns the URL of the call."""
     pc = call._pc
     await pc.setLocalDescription(await pc.createOffer())
+    offer = pc.localDescription.sdp if route is None else route.without_candidates(pc.localDescription.sdp)
     headers = {"Content-Type": "application/sdp"}
-    request = http.post(
-        f"{url}/v1/realtime/calls", params=wishes, data=pc.localDescription.sdp.encode(), headers=headers
-    )
+    request = http.post(f"{url}/v1/realtime/calls", params=wishes, data=offer.encode(), headers=headers)
     async with request as response:
         await _check(response)
         place = url + response.headers["Location"]
         call.id = place.rpartition("/")[2]
         call.secret = response.headers.get(SECRET_HEADER, "")
-        await pc.setRemoteDescription(RTCSessionDescription(await response.text(), "answer"))
+        answer = await response.text() if route is None else await route.through_here(await response.text())
+        await pc.setRemoteDescription(RTCSessionDescription(answer, "answer"))
     return place
 
 
