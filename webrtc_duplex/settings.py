@@ -57,11 +57,21 @@ class ServerSettings:
     max_duration_s: float | None = knob(None, "a call is ended after so long")
     idle_timeout_s: float | None = knob(None, "a call in which nobody has spoken for so long is ended")
     drain_timeout_s: float = knob(10.0, "how long callers may go on when the server is asked to end; asked twice: 0")
+    recordings: Path | None = knob(None, "directory for the calls whose callers ask to be recorded; without it none is")
+    recordings_quota_mb: int = knob(1000, "what all recordings together may take up")
     static: Path | None = knob(None, "directory of the page, instead of the one in the package")
+    tls_cert: Path | None = knob(None, "certificate chain (PEM): serve HTTPS, which browsers want off this machine")
+    tls_key: Path | None = knob(None, "its private key (PEM)")
+    tls_dev: bool = knob(False, "serve HTTPS with a self-signed certificate made at start, for development")
 
     def __post_init__(self) -> None:
         _between("port", self.port, 0, 65535)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise RequestError("tls_cert and tls_key belong together: one of them is missing", param="tls_cert")
+        if self.tls_dev and self.tls_cert is not None:
+            raise RequestError("tls_dev makes a certificate, so there is no use for a tls_cert", param="tls_dev")
         _at_least("media_timeout_s", self.media_timeout_s, 0)
+        _at_least("recordings_quota_mb", self.recordings_quota_mb, 1)
         _at_least("drain_timeout_s", self.drain_timeout_s, 0)
 
 
