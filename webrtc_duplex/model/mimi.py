@@ -8,6 +8,7 @@ reads K * C numbers that lie together in a padded buffer, from t * S * C on. Wha
 columns of that buffer; all of a row's lie in one vector, in the order in which the convolutions run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -26,6 +27,15 @@ LATENTS = 2
 DOWNSAMPLE_KERNEL = 2 * LATENTS
 
 NORM_EPSILON = 1e-5
+
+LONG = 64
+"""Outputs from which on a convolution is summed by taps: laying windows out costs more than one large product saves."""
+
+LONG_STAGES = 2
+"""Stages at the sound's end of SEANet that run for a few lanes at a time on the CPU."""
+
+GROUP = 2
+"""How many lanes that is: 8 lanes of the released codec's first stage are 4 MB, one fits the core's own cache."""
 
 _USAGE_FLOOR = 1e-5
 """A centroid is its sum over its usage; an unused one's sum is divided by this (moshi `EuclideanCodebook`)."""
@@ -67,11 +77,25 @@ class MimiState:
 class Taps:
     """The remembered columns of one step's lanes, handed to the convolutions in the order in which they run."""
 
-    def __init__(self, state: CodecState, rows: Tensor) -> None:
-        self._all = state.taps
-        self._rows = rows
-        self._lanes = state.taps.index_select(0, rows)  # [B, n]
-        self._used = 0
+    def __init__(self, lanes: Tensor, used: int = 0) -> None:
+        self._lanes = lanes  # [B, n]
+        self._used = used
+
+    @classmethod
+    def of_rows(cls, state: CodecState, rows: Tensor) -> Self:
+        return cls(state.taps.index_select(0, rows))
+
+    def store(self, state: CodecState, rows: Tensor) -> None:
+        """Write what the lanes remember back to their rows."""
+        state.taps.index_copy_(0, rows, self._lanes)
+
+    def by_groups(self, x: Tensor, run: Callable[[Tensor, "Taps"], Tensor]) -> Tensor:
+        """run(x, taps) for a few lanes at a time, so that wide layers' activations stay in the cache of a CPU."""
+        size = GROUP if x.device.type == "cpu" else len(x)
+        groups = [Taps(lanes, self._used) for lanes in torch.split(self._lanes, size)]
+        parts = [run(part, group) for part, group in zip(torch.split(x, size), groups, strict=True)]
+        self._used = groups[0]._used
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def pad(self, x: Tensor, columns: int, activate: bool = True) -> Tensor:
         """x [B, T, C], through ELU or not, after the columns remembered of it: [B, columns + T, C]; its end is kept."""
@@ -94,10 +118,6 @@ class Taps:
         remembered.copy_(padded[:, x.shape[1] :])
         return padded
 
-    def store(self) -> None:
-        """Write what the lanes remember back to their rows."""
-        self._all.index_copy_(0, self._rows, self._lanes)
-
     def _take(self, columns: int, channels: int) -> Tensor:
         start = self._used
         self._used += columns * channels
@@ -111,6 +131,17 @@ def elu(x: Tensor, out: Tensor) -> None:
     torch.exp(x, out=out)
     out.sub_(1.0)
     torch.minimum(out, positive, out=out)
+
+
+def taps_product(padded: Tensor, weight: Tensor, bias: Tensor, stride: int, count: int) -> Tensor:
+    """The convolution as a sum over its K / S blocks of S columns, with no windows laid out: [B, count, C']."""
+    lanes = len(padded)
+    blocks = padded.view(lanes, -1, stride * padded.shape[2])
+    first, *others = (part.expand(lanes, -1, -1) for part in torch.split(weight.mT, blocks.shape[2]))
+    product = torch.baddbmm(bias, blocks[:, :count], first)
+    for tap, part in enumerate(others, start=1):
+        product.baddbmm_(blocks[:, tap : tap + count], part)
+    return product
 
 
 def windows(padded: Tensor, kernel: int, stride: int, count: int) -> Tensor:
@@ -137,6 +168,8 @@ class CausalConv(nn.Module):
     def run(self, padded: Tensor) -> Tensor:
         """padded [B, K - S + T, C] -> [B, T / S, C']"""
         count = (padded.shape[1] - self.past) // self.stride
+        if count >= LONG and self.narrow > 1:
+            return taps_product(padded, self.weight, self.bias, self.stride, count)
         product = functional.linear(windows(padded, self.kernel, self.stride, count), self.weight, self.bias)
         return product.view(padded.shape[0], count, self.wide)
 
@@ -166,6 +199,8 @@ class CausalUpConv(nn.Module):
     def run(self, padded: Tensor) -> Tensor:
         """padded [B, 1 + T, C] -> [B, T * S, C']"""
         count = padded.shape[1] - 1
+        if count >= LONG:
+            return taps_product(padded, self.weight, self.bias, 1, count).view(len(padded), -1, self.wide)
         product = functional.linear(windows(padded, 2, 1, count), self.weight, self.bias)
         return product.view(padded.shape[0], count * self.stride, self.wide)
 
@@ -194,7 +229,8 @@ class ResidualBlock(nn.Module):
     def run(self, x: Tensor, taps: Taps) -> Tensor:
         hidden = self.narrow.run(taps.pad(x, self.narrow.past))
         elu(hidden, out=hidden)
-        return x.add_(self.widen.run(hidden))
+        weight = self.widen.weight.mT.expand(len(x), -1, -1)
+        return x.add_(self.widen.bias).baddbmm_(hidden, weight)
 
     def pieces(self, key: str) -> list[Piece]:
         return under("narrow", self.narrow.pieces(f"{key}.block.1")) + under(
@@ -314,6 +350,7 @@ class Encoder(nn.Module):
         self.stages: Stack[EncoderStage] = Stack(
             EncoderStage(wide, stride, config, device) for wide, stride in zip(channels, config.strides, strict=False)
         )
+        self._long, self._short = list(self.stages)[:LONG_STAGES], list(self.stages)[LONG_STAGES:]
         self.last = CausalConv(channels[-1], config.width, config.last_kernel, 1, device)
         self.transformer = CodecTransformer(config, device)
         self.downsample = matrix(config.width, DOWNSAMPLE_KERNEL * config.width, device=device, dtype=torch.float32)
@@ -326,16 +363,23 @@ class Encoder(nn.Module):
 
     def run(self, pcm: Tensor, state: CodecState, rows: Tensor) -> Tensor:
         """pcm f32 [B, 1920], -1 to 1 -> latent [B, D]"""
-        taps = Taps(state, rows)
+        taps = Taps.of_rows(state, rows)
         fresh = state.position.index_select(0, rows) == 0
-        x = self.first.run(taps.pad(pcm[:, :, None], self.first.past, activate=False))
-        for stage in self.stages:
+        x = taps.by_groups(pcm[:, :, None], self._run_long)
+        for stage in self._short:
             x = stage.run(x, taps)
         x = self.last.run(taps.pad(x, self.last.past))  # [B, 2, D]
         self.transformer.run(x, state, rows)
         x = taps.pad_first(x, DOWNSAMPLE_KERNEL - LATENTS, fresh)
-        taps.store()
+        taps.store(state, rows)
         return functional.linear(x.flatten(1), self.downsample)
+
+    def _run_long(self, x: Tensor, taps: Taps) -> Tensor:
+        """The first layers, where a frame is long and its channels few."""
+        x = self.first.run(taps.pad(x, self.first.past, activate=False))
+        for stage in self._long:
+            x = stage.run(x, taps)
+        return x
 
     def pieces(self) -> list[Piece]:
         key = "encoder.model"
@@ -364,6 +408,7 @@ class Decoder(nn.Module):
         self.stages: Stack[DecoderStage] = Stack(
             DecoderStage(wide, stride, config, device) for wide, stride in zip(channels, strides, strict=False)
         )
+        self._short, self._long = list(self.stages)[:-LONG_STAGES], list(self.stages)[-LONG_STAGES:]
         self.last = CausalConv(channels[-1], 1, config.last_kernel, 1, device)
 
     @property
@@ -374,16 +419,22 @@ class Decoder(nn.Module):
 
     def run(self, latent: Tensor, state: CodecState, rows: Tensor) -> Tensor:
         """latent [B, D] -> pcm f32 [B, 1920]"""
-        taps = Taps(state, rows)
+        taps = Taps.of_rows(state, rows)
         past, now = taps.pad(latent[:, None], 1, activate=False).chunk(2, dim=1)  # [B, 1, D] each
         x = past * self.upsample[0] + now * self.upsample[1]  # [B, 2, D]
         self.transformer.run(x, state, rows)
         x = self.first.run(taps.pad(x, self.first.past, activate=False))
-        for stage in self.stages:
+        for stage in self._short:
             x = stage.run(x, taps)
-        x = self.last.run(taps.pad(x, self.last.past))
-        taps.store()
+        x = taps.by_groups(x, self._run_long)
+        taps.store(state, rows)
         return x.squeeze(2)
+
+    def _run_long(self, x: Tensor, taps: Taps) -> Tensor:
+        """The last layers, where a frame is long and its channels few."""
+        for stage in self._long:
+            x = stage.run(x, taps)
+        return self.last.run(taps.pad(x, self.last.past))
 
     def pieces(self) -> list[Piece]:
         key = "decoder.model"
