@@ -20,9 +20,10 @@ from webrtc_duplex.media.opus import RTP_CLOCK, Decoder
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import sdp
 from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.session import CallRequest, Calls, Session, SessionState
 from webrtc_duplex.server.transport import DECODER_QUEUE, JITTER_BUFFER
-from webrtc_duplex.settings import EngineSettings, IceSettings, ServerSettings
+from webrtc_duplex.settings import EngineSettings, ServerSettings, Settings
 
 CALL_NUMBERS = itertools.count(1)
 
@@ -58,14 +59,13 @@ async def house(
     rows: int = 2,
     engine: EngineSettings | None = None,
     server: ServerSettings | None = None,
-    ice: IceSettings | None = None,
 ) -> AsyncIterator[House]:
     """Calls with an engine that echoes, until the block is left."""
     runner = EchoDouble(rows)
     with engine_thread(directory, runner, engine) as socket_path:
         async with EngineClient(socket_path) as client:
             await client.wait_ready(5)
-            async with Calls(client, server or ServerSettings(), ice or IceSettings()) as calls:
+            async with Calls(client, Settings(server=server or ServerSettings()), Metrics(client)) as calls:
                 yield House(runner, client, calls)
 
 

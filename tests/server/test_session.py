@@ -11,9 +11,10 @@ from tests.server.peer import House, Peer, call, house, in_state
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, RequestError
 from webrtc_duplex.messages import Prompt
+from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.session import CallRequest, Calls, SessionState
 from webrtc_duplex.server.transport import Transport
-from webrtc_duplex.settings import EngineSettings, IceSettings, ServerSettings
+from webrtc_duplex.settings import EngineSettings, ServerSettings, Settings
 
 
 @pytest.fixture
@@ -278,7 +279,7 @@ async def test_a_request_that_is_cancelled_while_a_call_is_opened_leaves_nothing
 
 
 async def test_leaving_the_block_of_calls_ends_them_all(two_rows: House) -> None:
-    async with Calls(two_rows.engine, ServerSettings(), IceSettings()) as calls:
+    async with Calls(two_rows.engine, Settings(), Metrics(two_rows.engine)) as calls:
         peer = Peer()
         session = await calls.answer(CallRequest("rtc_1", await peer.offer()))
     assert session.state is SessionState.ENDED and session.ended_because == "drained"

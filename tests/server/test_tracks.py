@@ -19,7 +19,8 @@ class ManualTicker(Ticker):
     """A ticker whose alarm is the test."""
 
     def __init__(self, clock: FakeClock) -> None:
-        super().__init__(clock)
+        self.lateness: list[float] = []
+        super().__init__(clock, self.lateness.append)
         self.time = clock
 
     def pass_until(self, end: float) -> None:
@@ -70,6 +71,7 @@ def test_a_late_wake_up_delays_no_beat_after_it(ticker: ManualTicker) -> None:
     ticker._wake()
     ticker.pass_until(start + 0.065)
     assert [due for due, _ in seen] == [0.02, 0.04, 0.06]
+    assert ticker.lateness == pytest.approx([0.03, 0.0])
 
 
 def test_a_beat_that_fails_does_not_stop_the_clock(ticker: ManualTicker) -> None:
@@ -85,7 +87,7 @@ def test_a_beat_that_fails_does_not_stop_the_clock(ticker: ManualTicker) -> None
 
 async def test_the_ticker_wakes_by_itself() -> None:
     loop = asyncio.get_running_loop()
-    ticker = Ticker(loop.time)
+    ticker = Ticker(loop.time, lambda late_s: None)
     due = loop.time() + 0.02
     await ticker.until(due)
     assert loop.time() >= due - 0.001

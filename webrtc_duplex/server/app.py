@@ -70,7 +70,7 @@ def make_app(settings: Settings, engine: EngineClient) -> web.Application:
 
 async def _run_calls(app: web.Application, settings: Settings) -> AsyncIterator[None]:
     """Calls live as long as the application; its end hangs all of them up."""
-    async with Calls(app[ENGINE], settings.server, settings.ice) as calls:
+    async with Calls(app[ENGINE], settings, app[METRICS]) as calls:
         app[DESK].open(calls)
         yield
 

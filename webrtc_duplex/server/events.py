@@ -238,18 +238,23 @@ class Turns:
                     self._items += 1
                     self._tell("speech_started", "audio_start_ms", sample)
                     if self._responses.speaking:
-                        self._feed.emit("ext.overlap", item_id=self._item_id)
+                        self._feed.emit("ext.overlap", item_id=self.item_id)
                     self._responses.overlap(True)
                 case SpeechStopped(sample):
                     self._tell("speech_stopped", "audio_end_ms", sample)
                     self._responses.overlap(False)
 
     @property
-    def _item_id(self) -> str:
+    def speaking(self) -> bool:
+        return self._detector.speaking
+
+    @property
+    def item_id(self) -> str:
+        """The name of what the user said last, or is saying."""
         return f"item_user_{self._items}"
 
     def _tell(self, what: str, when: str, sample: int) -> None:
-        self._feed.emit(f"input_audio_buffer.{what}", **{when: sample * 1000 // SAMPLE_RATE}, item_id=self._item_id)
+        self._feed.emit(f"input_audio_buffer.{what}", **{when: sample * 1000 // SAMPLE_RATE}, item_id=self.item_id)
 
 
 class _Response:

@@ -12,6 +12,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from webrtc_duplex import messages
+from webrtc_duplex.audio import FRAME_SAMPLES
+from webrtc_duplex.media.jitter import JitterCounters
+from webrtc_duplex.media.playout import PlayoutCounters
 from webrtc_duplex.server.engine_client import EngineClient
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -57,7 +60,7 @@ class Metrics:
         self.heard = Counter(
             "webrtc_duplex_heard_samples",
             "Samples at 24 kHz towards the model, by how they came about",
-            ["origin"],  # received, recovered (FEC), concealed, silent
+            ["origin"],  # received, concealed, silent
             registry=self.registry,
         )
         self.packets = Counter(
@@ -72,6 +75,31 @@ class Metrics:
     def exposition(self) -> bytes:
         """Everything, in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class LegTally:
+    """Carries what a peer connection's buffers have counted over to the metrics, as often as it is asked to."""
+
+    def __init__(self, metrics: Metrics, heard: JitterCounters, said: PlayoutCounters) -> None:
+        self._metrics = metrics
+        self._heard = heard
+        self._said = said
+        self._told: dict[str, int] = {}
+
+    def tell(self, frames: int) -> None:
+        """Tell what has been counted since last time; `frames` is how many the model has heard."""
+        heard, said, metrics = self._heard, self._said, self._metrics
+        made_up = heard.concealed_samples + heard.silent_samples
+        self._add(metrics.heard.labels("received"), "received_samples", frames * FRAME_SAMPLES - made_up)
+        self._add(metrics.heard.labels("concealed"), "concealed_samples", heard.concealed_samples)
+        self._add(metrics.heard.labels("silent"), "silent_samples", heard.silent_samples)
+        for fate in ("received", "late", "duplicate", "lost", "recovered", "unreadable"):
+            self._add(metrics.packets.labels(fate), fate, getattr(heard, fate))
+        self._add(metrics.underruns, "underruns", said.underruns)
+
+    def _add(self, counter: Counter, name: str, total: int) -> None:
+        counter.inc(max(0, total - self._told.get(name, 0)))
+        self._told[name] = max(total, self._told.get(name, 0))
 
 
 class EngineCollector(Collector):

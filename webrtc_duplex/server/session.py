@@ -6,8 +6,8 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -16,31 +16,33 @@ from typing import Self, TypeVar, cast
 from aiortc import RTCDataChannel
 
 from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE
-from webrtc_duplex.errors import CallNotFoundError, DuplexError, EngineError, RequestError
-from webrtc_duplex.media.jitter import CUT_BEFORE_TICK_S, JitterBuffer, Packet
-from webrtc_duplex.media.playout import Playout
-from webrtc_duplex.media.telephone import Keys
+from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, EngineError, RequestError
+from webrtc_duplex.media.jitter import CUT_BEFORE_TICK_S
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import events
 from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
+from webrtc_duplex.server.leg import Leg, wait
+from webrtc_duplex.server.line import Line
+from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.realtime import Json, read_session, session_object
-from webrtc_duplex.server.tracks import AgentAudioTrack, Ticker, decoders, encoder
-from webrtc_duplex.server.transport import Transport, TransportStats
-from webrtc_duplex.settings import IceSettings, ServerSettings
+from webrtc_duplex.server.recording import Recording, Shelf
+from webrtc_duplex.server.tracks import Ticker
+from webrtc_duplex.server.transport import TransportStats
+from webrtc_duplex.settings import Settings
 
 log = logging.getLogger(__name__)
 
-FIRST_PACKET_S = 0.3
-"""A caller whose sound does not come so soon after DTLS is muted: the call is live all the same."""
-CHANNEL_OPEN_S = 5.0
-"""A data channel that was offered but does not open is not waited for any longer."""
-SETTLE_S = 0.3
-"""So long after the data channel opened its client may still choose voice and instructions."""
 STATISTICS_EVERY_S = 1.0
+LINE_MOVES_EVERY_S = 0.5
+CONNECT_IN_LINE_S = 15.0
+"""Who waits in line must have connected so soon; who has a row has the engine's deadline."""
+INPUT_SILENT_S = 15.0
+LATE_S = 0.04
+"""A step that begins so late is warned of: half a frame."""
 ENDED_CALLS_KEPT_S = 60.0
+MOST_ENDED_CALLS = 10_000
 MESSAGES_WAITING = 64
 """Messages of a client that wait to be acted on; further ones are refused with an error event."""
-MOST_ENDED_CALLS = 10_000
 CHANNEL_LABEL = "oai-events"
 NOTHING_REPORTED = TransportStats(rtt_s=None, jitter_in_s=None, lost_in=0, lost_out=0.0)
 
@@ -68,6 +70,7 @@ class SessionState(enum.Enum):
     """Where a call stands; `.value` is what the API says."""
 
     CONNECTING = "connecting"
+    QUEUED = "queued"
     LIVE = "live"
     HELD = "held"
     ENDED = "ended"
@@ -82,6 +85,18 @@ class CallOver(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all calls of a process share."""
+
+    engine: EngineClient
+    settings: Settings
+    metrics: Metrics
+    ticker: Ticker
+    line: Line
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
 class _Offer:
     """An offer, and where its answer is awaited."""
 
@@ -89,77 +104,10 @@ class _Offer:
     answer: asyncio.Future[str]
 
 
-class Leg:
-    """One peer connection of a call with its sound both ways. A call has one, and one more each time it is resumed.
-
-    Owned by its `Session`, who closes it.
-    """
-
-    def __init__(
-        self,
-        call: str,
-        ice: IceSettings,
-        ticker: Ticker,
-        clock: Callable[[], float],
-        on_channel: Callable[[RTCDataChannel], None],
-        on_key: Callable[[str], None],
-    ) -> None:
-        self.transport = Transport(call, ice, self._open_channel, clock)
-        self.over = self.transport.over
-        self.first_packet = asyncio.Event()
-        self.channel_open = asyncio.Event()
-        self._on_channel = on_channel
-        self._on_key = on_key
-        self._ticker = ticker
-        self._clock = clock
-
-    async def answer(self, offer: str) -> str:
-        """Raises RequestError for an offer that cannot be answered."""
-        await self.transport.receive(offer)
-        codecs = self.transport.codecs
-        codec = next(iter(codecs.values()))
-        self.jitter = JitterBuffer(decoders(codecs))
-        self.encoder = encoder(codec)
-        self.playout = Playout(continuous=codec != "opus")
-        self.track = AgentAudioTrack(self.encoder, self.playout, self._ticker, self._clock)
-        self._keys = {number: Keys() for number, name in codecs.items() if name == "telephone-event"}
-        return await self.transport.answer(self.track, self._take)
-
-    async def media_up(self) -> None:
-        """Return once sound can go both ways, and the client has had its time to say what it wants."""
-        await self.transport.connected.wait()
-        self.track.start()
-        await _wait(self.first_packet, FIRST_PACKET_S)
-        if self.transport.has_channel and await _wait(self.channel_open, CHANNEL_OPEN_S):
-            await asyncio.sleep(SETTLE_S)
-
-    async def close(self) -> None:
-        await self.transport.close()
-
-    def _take(self, packet: Packet) -> None:
-        self.first_packet.set()
-        self.jitter.add(packet, self._clock())
-        keys = self._keys.get(packet.payload_type)
-        if keys is not None and (key := keys.hear(packet)):
-            self._on_key(key)
-
-    def _open_channel(self, channel: RTCDataChannel) -> None:
-        self.channel_open.set()
-        self._on_channel(channel)
-
-
 class Session:
     """One call. Owned by `Calls`; everything it opened is closed when `run` returns."""
 
-    def __init__(
-        self,
-        request: CallRequest,
-        engine: EngineClient,
-        ticker: Ticker,
-        settings: ServerSettings,
-        ice: IceSettings,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, request: CallRequest, around: Surroundings) -> None:
         self.id = request.id
         self.prompt = request.prompt
         """The prompt in force."""
@@ -171,20 +119,23 @@ class Session:
         self.feed = events.Feed()
         self.responses = events.Responses(self.feed, FRAME_S)
         self.turns = events.Turns(self.feed, self.responses)
-        self._engine = engine
-        self._card = engine.card
-        self._ticker = ticker
-        self._settings = settings
-        self._ice = ice
-        self._clock = clock
-        self._began_at = clock()
+        self._request = request
+        self._around = around
+        self._engine = around.engine
+        self._card = around.engine.card
+        self._settings = around.settings.server
+        self._clock = around.clock
+        self._began_at = self._voice_at = self._user_voice_at = around.clock()
+        self._live_at: float | None = None
         self._leg: Leg | None = None
         self._started = False
+        self._recording: Recording | None = None
         self._offer: _Offer | None = None
         self._offers: asyncio.Queue[_Offer] = asyncio.Queue(1)  # a second one is refused
         self._messages: asyncio.Queue[events.Message] = asyncio.Queue(MESSAGES_WAITING)  # a further one is refused
         self._limit = events.RateLimit()
         self._listener: events.ChannelListener | None = None
+        self._warned: set[str] = set()
         self._wish: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self._network = NOTHING_REPORTED
@@ -193,21 +144,65 @@ class Session:
 
     async def run(self, first: _Offer) -> None:
         """Lease a row, answer, and carry sound both ways until either side ends the call; then close both."""
+        self._count_state(+1)
         try:
-            async with self._engine.open(self.id, self.prompt) as stream:
-                await self._answer(first)
-                await self._converse(stream)
+            async with self._row(first) as stream:
+                with self._recorded():
+                    await self._converse(stream)
+        except CallOver as over:
+            self.ended_because = over.reason
         except DuplexError as error:
             self._fail(first, error)
         except Exception:
             log.exception("call %s: a fault of ours ends it", self.id)
             self._fail(first, EngineError("the server met a fault of its own", code="server_error", status=500))
         finally:
-            self.state = SessionState.ENDED
-            self._refuse_offers()
-            self.feed.end()
-            self._over.set()
-            log.info("call %s: ended, %s", self.id, self.ended_because)
+            await self._close()
+
+    @asynccontextmanager
+    async def _row(self, first: _Offer) -> AsyncIterator[DuplexStream]:
+        """A row, leased before the caller is answered - or after a wait in line, if the caller has asked for one."""
+        async with AsyncExitStack() as row:
+            stream = await self._lease(row)
+            await self._answer(first)
+            yield stream or await self._stand_in_line(row)
+
+    async def _lease(self, row: AsyncExitStack) -> DuplexStream | None:
+        """A row at once; None if there is none and the caller is ready to wait. Raises CapacityError if not."""
+        try:
+            if len(self._around.line):
+                raise CapacityError("callers stand in line for a row")
+            return await row.enter_async_context(self._engine.open(self.id, self.prompt))
+        except CapacityError:
+            if not self._request.queue_s:
+                raise
+            return None
+
+    async def _stand_in_line(self, row: AsyncExitStack) -> DuplexStream:
+        """Wait for a row; raises CapacityError when that has taken too long, CallOver if the caller does not wait."""
+        self._enter(SessionState.QUEUED)
+        began_at = self._clock()
+        with self._around.line.place(self.id):
+            while (waited_s := self._clock() - began_at) < self._request.queue_s:
+                if not self._current.transport.connected.is_set() and waited_s > CONNECT_IN_LINE_S:
+                    raise CallOver("connect_timeout")
+                if await wait(self._current.over, LINE_MOVES_EVERY_S) or self._wish.done():
+                    raise CallOver(self._wish.result() if self._wish.done() else "hangup")
+                if stream := await self._take_turn(row):
+                    self._enter(SessionState.CONNECTING)
+                    return stream
+        raise CapacityError(f"no row became free in {self._request.queue_s:g} s")
+
+    async def _take_turn(self, row: AsyncExitStack) -> DuplexStream | None:
+        """A row if it is this caller's turn and one is free; else say how long the line is."""
+        position, eta_s = self._around.line.position(self.id), None
+        try:
+            if position == 1:
+                return await row.enter_async_context(self._engine.open(self.id, self.prompt))
+        except CapacityError as full:
+            eta_s = full.retry_after_s
+        self.feed.emit("ext.queue", position=position, eta_s=eta_s)
+        return None
 
     async def _converse(self, stream: DuplexStream) -> None:
         """One leg after the other, while what the agent says is carried to whichever there is."""
@@ -222,15 +217,12 @@ class Session:
                     await self._watch(self._current)
                     listening.cancel()
                     self._hold(stream)
-                    await self._current.close()
+                    await self._close_leg()
                     await self._next_leg()
         except* CallOver as group:
             self.ended_because = _first(group, CallOver).reason
         except* DuplexError as group:
             self.ended_because = _first(group, DuplexError).code
-        finally:
-            self._say_goodbye()
-            await self._current.close()
 
     async def _listen(self, stream: DuplexStream, leg: Leg) -> None:
         """Once media is up, give the model a frame before every tick, whatever the network did to it."""
@@ -240,14 +232,15 @@ class Session:
         await stream.live.wait()
         schedule = stream.schedule
         assert schedule is not None
-        self.state = SessionState.LIVE
-        log.info("call %s: live", self.id)
+        self._go_live()
         for n in itertools.count():
             due = schedule.tick_at + n * FRAME_S - CUT_BEFORE_TICK_S
-            await self._ticker.until(due)
-            frame = leg.jitter.pop_frame(due).pcm
+            await self._around.ticker.until(due)
+            frame = leg.cut_frame(due)
             stream.hear(schedule.position + n, frame)
             self.turns.heard(frame)
+            if self._recording is not None:
+                self._recording.hear(schedule.position + n, frame)
 
     async def _speak(self, stream: DuplexStream) -> None:
         """Send what the agent says, and its words when they are heard.
@@ -260,10 +253,12 @@ class Session:
                 tell()
             else:
                 self._current.track.speak(said.pcm, said.position, tell)
+            if self._recording is not None:
+                self._recording.say(said.position, said.pcm)
 
     async def _watch(self, leg: Leg) -> None:
         """Return when the caller has vanished, or comes anew; raises CallOver for one who has hung up."""
-        while not await _wait(leg.over, self._patience_s(leg)):
+        while not await wait(leg.over, self._patience_s(leg)):
             if self._patience_s(leg) <= 0:
                 return
         if not self._offers.empty():
@@ -272,6 +267,12 @@ class Session:
             raise CallOver("hangup")
         if self.state is SessionState.CONNECTING:
             raise CallOver(leg.transport.failure)
+
+    def _patience_s(self, leg: Leg) -> float:
+        """How much longer nothing may come. While it connects, the deadline is the engine's."""
+        if not leg.transport.connected.is_set():
+            return self._settings.media_timeout_s
+        return leg.transport.heard_at + self._settings.media_timeout_s - self._clock()
 
     async def _next_leg(self) -> None:
         """Wait until the caller comes back; it is the engine who ends the wait, with the row's grace."""
@@ -285,7 +286,16 @@ class Session:
     async def _answer(self, offer: _Offer) -> None:
         """Make the offer's connection the current leg. Raises RequestError, to whoever offered too."""
         self._offer = offer
-        leg = Leg(self.id, self._ice, self._ticker, self._clock, self._take_channel, self._take_key)
+        around = self._around
+        leg = Leg(
+            self.id,
+            around.settings.ice,
+            around.ticker,
+            around.metrics,
+            around.clock,
+            self._take_channel,
+            self._take_key,
+        )
         try:
             self.answer = await leg.answer(offer.sdp)
         except BaseException as error:
@@ -298,29 +308,67 @@ class Session:
         self._leg = leg
         _resolve(offer.answer, self.answer)
 
-    def _hold(self, stream: DuplexStream) -> None:
-        """Stop model time, if it runs."""
-        if self._started:
-            stream.hold()
-            self._started = False
-            self.state = SessionState.HELD
-            log.info("call %s: held", self.id)
-
-    def _patience_s(self, leg: Leg) -> float:
-        """How much longer nothing may come. While it connects, the deadline is the engine's."""
-        if not leg.transport.connected.is_set():
-            return self._settings.media_timeout_s
-        return leg.transport.heard_at + self._settings.media_timeout_s - self._clock()
-
     @property
     def _current(self) -> Leg:
         assert self._leg is not None, "a call that runs has been answered"
         return self._leg
 
-    def _say_goodbye(self) -> None:
-        reason = self.ended_because or "server_error"
+    async def _await_wish(self) -> None:
+        raise CallOver(await self._wish)
+
+    # ---- where it stands
+
+    def _go_live(self) -> None:
+        if self._live_at is None:
+            self._live_at = self._clock()
+            self._around.metrics.join.observe(self.age_s)
+        self._enter(SessionState.LIVE)
+
+    def _hold(self, stream: DuplexStream) -> None:
+        """Stop model time, if it runs."""
+        if self._started:
+            stream.hold()
+            self._started = False
+            self._enter(SessionState.HELD)
+
+    def _enter(self, state: SessionState) -> None:
+        self._count_state(-1)
+        self.state = state
+        self._count_state(+1)
+        log.info("call %s: %s", self.id, state.value)
+
+    def _count_state(self, change: int) -> None:
+        self._around.metrics.calls.labels(self.state.value).inc(change)
+
+    def _fail(self, first: _Offer, error: DuplexError) -> None:
+        self.ended_because = error.code
+        _resolve(first.answer, error)
+
+    async def _close(self) -> None:
+        """Say goodbye, and close what is open beside the row, which is given back by now."""
+        reason = self.ended_because or "cancelled"
         self.responses.finish("cancelled", "client_cancelled" if reason == "hangup" else reason)
         self.feed.emit("ext.session.closing", reason=reason, in_ms=0)
+        await self._close_leg()
+        self.ended_because = reason
+        self._count_state(-1)
+        self.state = SessionState.ENDED
+        self._count_end(reason)
+        self._refuse_offers()
+        self.feed.end()
+        self._over.set()
+        log.info("call %s: ended, %s", self.id, reason)
+
+    async def _close_leg(self) -> None:
+        if self._leg is not None:
+            self._leg.count()
+            await self._leg.close()
+
+    def _count_end(self, reason: str) -> None:
+        if self._leg is not None:
+            self._around.metrics.calls_ended.labels(reason).inc()
+        if self._live_at is not None:
+            self._around.metrics.call.observe(self._clock() - self._live_at)
 
     def _refuse_offers(self) -> None:
         """Nobody waits for the answer of a call that is over."""
@@ -330,9 +378,22 @@ class Session:
         while not self._offers.empty():
             _resolve(self._offers.get_nowait().answer, error)
 
-    def _fail(self, first: _Offer, error: DuplexError) -> None:
-        self.ended_because = error.code
-        _resolve(first.answer, error)
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Write the call down meanwhile, if its caller has asked for it."""
+        folder = self._settings.recordings
+        if folder is None or not self._request.record:
+            yield
+            return
+        with Shelf(folder, self._settings.recordings_quota_mb * 1_000_000).recording(self.id) as recording:
+            self._recording = recording
+            note = partial(_note, recording)
+            self._greet(note)
+            try:
+                yield
+            finally:
+                self.feed.remove(note)
+                self._recording = None
 
     # ---- what others ask of it
 
@@ -362,36 +423,6 @@ class Session:
         if candidate is not None and self.state is not SessionState.ENDED:
             await self._current.transport.add_candidate(candidate, mid)
 
-    def session(self) -> dict[str, Json]:
-        """The session in force, as the API shows it."""
-        return session_object(self.id, self.prompt, self._card)
-
-    @property
-    def age_s(self) -> float:
-        return self._clock() - self._began_at
-
-    def stats(self) -> dict[str, Json]:
-        """How the call fares: what `ext.stats` says."""
-        leg = self._leg
-        step = self._engine.last_step
-        if leg is None:
-            return {}
-        heard = leg.jitter.counters
-        return {
-            "rtt_ms": _ms(self._network.rtt_s),
-            "jitter_ms": _ms(self._network.jitter_in_s),
-            "loss_in": self._network.lost_in,
-            "loss_out": round(self._network.lost_out, 3),
-            "concealed_ms": _ms(heard.concealed_samples / SAMPLE_RATE),
-            "recovered": heard.recovered,
-            "late": heard.late,
-            "jb_ms": _ms(leg.jitter.delay_s),
-            "step_ms": _ms(step.step_s) if step else None,
-            "step_lag": _ms(step.late_s) if step else None,
-            "out_buffer_ms": _ms(leg.playout.lead_s),
-            "underruns": leg.playout.counters.underruns,
-        }
-
     @contextmanager
     def listen(self) -> Iterator[events.QueueListener]:
         """All events of the call from now on, `session.created` first, until the block is left or the call ends."""
@@ -412,6 +443,41 @@ class Session:
         except asyncio.QueueFull:
             sentence = f"more than {events.MESSAGES_PER_S} messages a second are not acted on"
             self.feed.error(RequestError(sentence, code="rate_limit_exceeded"), message.event_id)
+
+    def session(self) -> dict[str, Json]:
+        """The session in force, as the API shows it."""
+        return session_object(self.id, self.prompt, self._card)
+
+    @property
+    def age_s(self) -> float:
+        return self._clock() - self._began_at
+
+    def stats(self) -> dict[str, Json]:
+        """How the call fares: what `ext.stats` says."""
+        leg, step = self._leg, self._engine.last_step
+        if leg is None:
+            return {}
+        heard, out = leg.jitter.counters, leg.playout
+        step_s = step.step_s if step else 0.0
+        wait_s = leg.jitter.delay_s + CUT_BEFORE_TICK_S
+        ours_s = wait_s + FRAME_S + step_s + out.lead_s
+        return {
+            "rtt_ms": _ms(self._network.rtt_s),
+            "jitter_ms": _ms(self._network.jitter_in_s),
+            "loss_in": self._network.lost_in,
+            "loss_out": round(self._network.lost_out, 3),
+            "recovered": heard.recovered,
+            "late": heard.late,
+            "concealed_ms": _ms(heard.concealed_samples / SAMPLE_RATE),
+            "jb_ms": _ms(leg.jitter.delay_s),
+            "frame_wait_ms": _ms(wait_s),
+            "step_ms": _ms(step_s),
+            "step_lag": _ms(step.late_s if step else None),
+            "out_buffer_ms": _ms(out.lead_s),
+            "underruns": out.counters.underruns,
+            "est_mouth_to_ear_ms": _ms(ours_s + (self._network.rtt_s or 0.0)),
+            "slots": self._engine.rows if self._engine.ready else None,
+        }
 
     # ---- events and commands
 
@@ -454,7 +520,7 @@ class Session:
             case events.CreateResponse():
                 self.responses.create()
             case events.InputBuffer(commits=True):
-                self.feed.emit("input_audio_buffer.committed", previous_item_id=None, item_id="item_input")
+                self.feed.emit("input_audio_buffer.committed", previous_item_id=None, item_id=self.turns.item_id)
             case events.InputBuffer():
                 self.feed.emit("input_audio_buffer.cleared")
 
@@ -462,25 +528,56 @@ class Session:
         """Put another prompt into the row; raises RequestError once the agent has begun to listen."""
         if prompt == self.prompt:
             return
+        voice = "session.audio.output.voice"
+        if self._request.voice_locked and prompt.voice != self.prompt.voice:
+            raise RequestError("this call is bound to its voice", code="forbidden", status=403, param=voice)
         try:
             await stream.update(prompt)
         except RequestError as error:
             if error.code == "cannot_update" and prompt.voice != self.prompt.voice:
-                error.code, error.param = "cannot_update_voice", "session.audio.output.voice"
+                error.code, error.param = "cannot_update_voice", voice
             raise
         self.prompt = prompt
 
     async def _report(self) -> None:
-        """Say once a second how the call fares, and let the encoder know of the losses."""
+        """Say once a second how the call fares, let the encoder know of losses; raises CallOver where it has to end."""
         while True:
             await asyncio.sleep(STATISTICS_EVERY_S)
             leg = self._current
             self._network = await leg.transport.stats()
             leg.encoder.set_loss(self._network.lost_out)
+            leg.count()
             self.feed.emit("ext.stats", **self.stats())
+            self._notice_voices()
+            self._warn()
+            self._check_time()
 
-    async def _await_wish(self) -> None:
-        raise CallOver(await self._wish)
+    def _notice_voices(self) -> None:
+        now = self._clock()
+        if self.turns.speaking or self.state is not SessionState.LIVE:
+            self._user_voice_at = now
+        if self.turns.speaking or self.responses.speaking:
+            self._voice_at = now
+
+    def _warn(self) -> None:
+        """Tell of what has begun to go wrong; of each thing again only after it had stopped."""
+        step = self._engine.last_step
+        troubles = set[str]()
+        if step is not None and (step.late_s > LATE_S or step.skipped):
+            troubles.add("gpu_late")
+        if self._clock() - self._user_voice_at > INPUT_SILENT_S:
+            troubles.add("input_silent")
+        for code in sorted(troubles - self._warned):
+            self.feed.emit("ext.warning", code=code)
+        self._warned = troubles
+
+    def _check_time(self) -> None:
+        """Raises CallOver."""
+        longest, idle = self._settings.max_duration_s, self._settings.idle_timeout_s
+        if longest is not None and self.age_s > longest:
+            raise CallOver("max_duration")
+        if idle is not None and self._clock() - self._voice_at > idle:
+            raise CallOver("idle_timeout")
 
 
 class Calls:
@@ -489,18 +586,16 @@ class Calls:
     def __init__(
         self,
         engine: EngineClient,
-        settings: ServerSettings,
-        ice: IceSettings,
+        settings: Settings,
+        metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._ice = ice
+        self._ticker = Ticker(clock, metrics.loop_lag.observe)
+        self._around = Surroundings(engine, settings, metrics, self._ticker, Line(), clock)
         self._clock = clock
-        self._ticker = Ticker(clock)
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: OrderedDict[str, tuple[float, Session]] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[float, Session]] = OrderedDict()  # bounded, the oldest is forgotten
 
     async def __aenter__(self) -> Self:
         return self
@@ -526,9 +621,10 @@ class Calls:
         """
         if request.id in self._sessions:
             raise RequestError(f"there is a call {request.id}", code="call_conflict", status=409)
-        session = Session(request, self._engine, self._ticker, self._settings, self._ice, self._clock)
+        if request.record and self._around.settings.server.recordings is None:
+            raise RequestError("this server records no calls", code="recording_disabled", param="session.recording")
+        session = self._sessions[request.id] = Session(request, self._around)
         offer = _Offer(request.offer, asyncio.get_running_loop().create_future())
-        self._sessions[session.id] = session
         task = asyncio.create_task(self._carry(session, offer), name=f"call {request.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -565,7 +661,7 @@ class Calls:
 
     async def close(self, reason: str = "drained") -> None:
         """Hang up every call, each with its reason, and wait for them."""
-        await asyncio.gather(*(session.hang_up(reason) for session in list(self._sessions.values())))
+        await asyncio.gather(*(session.hang_up(reason) for session in self))
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -585,12 +681,9 @@ class Calls:
             self._ended.popitem(last=False)
 
 
-async def _wait(event: asyncio.Event, timeout_s: float) -> bool:
-    """Whether the event came in time."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    return event.is_set()
+def _note(recording: Recording, event: events.Event | None) -> None:
+    if event is not None:
+        recording.event(event)
 
 
 def _resolve(future: asyncio.Future[str], outcome: str | DuplexError) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import heapq
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -36,8 +35,10 @@ class Ticker:
     by `Calls`, who stops it.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float], on_wake: Callable[[float], None]) -> None:
+        """`on_wake` is told how late each wake-up is."""
         self._clock = clock
+        self._on_wake = on_wake
         self._beats: list[tuple[float, int, Beat]] = []
         self._order = itertools.count()
         self._alarm: asyncio.TimerHandle | None = None
@@ -68,8 +69,10 @@ class Ticker:
         self._alarm = asyncio.get_running_loop().call_later(max(0.0, due - self._clock()), self._wake)
 
     def _wake(self) -> None:
+        now = self._clock()
+        end = now + TOGETHER_S
+        self._on_wake(max(0.0, now - self._alarm_at))
         self._alarm_at = -inf  # none is set meanwhile
-        end = self._clock() + TOGETHER_S
         try:
             while self._beats and self._beats[0][0] <= end:
                 due, _, beat = heapq.heappop(self._beats)
