@@ -5,15 +5,19 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.checkpoints import MIMI_NAME, REFERENCE, TOKENIZER_NAME, moshi_directory, personaplex_directory
 from webrtc_duplex.errors import CheckpointError
 from webrtc_duplex.model.checkpoint import DEFAULT_TEXT, load_lm, load_mimi, open_checkpoint, voice_model
+from webrtc_duplex.model.personaplex import LM
+from webrtc_duplex.model.tensor_file import fill
 
 CPU = torch.device("cpu")
 
@@ -188,6 +192,31 @@ def test_every_parameter_is_filled_from_either_layout(tmp_path: Path) -> None:
             written = {(piece.target, str(piece.into)) for piece in module.pieces()}
             assert {target for target, _ in written} == {name for name, _ in module.named_parameters()}
             assert len(written) == len(module.pieces())
+
+
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of results that are no views of what went in."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, Tensor)}
+        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in given:
+            self.bytes += result.untyped_storage().nbytes()
+        return result
+
+
+def test_the_language_model_goes_from_the_file_to_its_place_and_is_nowhere_held_twice(directory: Path) -> None:
+    checkpoint = open_checkpoint(directory)
+    lm = LM(checkpoint.lm, CPU, torch.float32)
+    with Allocations() as allocations:
+        fill(lm, lm.pieces(), checkpoint.lm_file)
+    assert allocations.bytes == 0
 
 
 def test_depformer_steps_that_nobody_hears_are_never_read(directory: Path) -> None:
