@@ -113,6 +113,15 @@ async def test_a_call_that_was_held_goes_on_where_it_was(client: EngineClient) -
         assert await go_live(stream) == last + 1
 
 
+async def test_a_schedule_that_crosses_a_hold_is_not_taken(client: EngineClient) -> None:
+    async with client.open("a", Prompt()) as stream:
+        stream.start()
+        stream.hold()
+        await asyncio.sleep(0.05)
+        assert stream.schedule is None and not stream.live.is_set()
+        assert await go_live(stream) == 0
+
+
 async def test_an_open_that_was_given_up_leaves_no_lease_behind(client: EngineClient) -> None:
     for _ in range(5):
         opening = asyncio.create_task(client.open("a", Prompt()).__aenter__())
@@ -163,6 +172,7 @@ async def test_a_lost_engine_ends_every_stream_and_the_next_engine_is_found(tmp_
                         await anext(each)
                     assert lost.value.code == "engine_lost"
             assert not client.ready and client.unready_because == "the engine is starting"
+            assert client.last_step is None and client.stats is None
             with pytest.raises(EngineError):
                 async with client.open("c", Prompt()):
                     pass

@@ -105,9 +105,9 @@ class EngineClient:
     @property
     def unready_because(self) -> str | None:
         """Why a call cannot be had though rows may be free, as a sentence; None if it can."""
-        if self._engine is None or not self.ready:
+        if not self.ready:
             return "the engine is starting"
-        return None if self._engine.last_step is None else self._engine.last_step.closed_because
+        return None if self.last_step is None else self.last_step.closed_because
 
     @property
     def card(self) -> ModelCard:
@@ -121,13 +121,13 @@ class EngineClient:
 
     @property
     def last_step(self) -> Stepped | None:
-        """The last tick heard of."""
-        return None if self._engine is None else self._engine.last_step
+        """The last tick heard of, while an engine serves."""
+        return self._engine.last_step if self._engine is not None and self.ready else None
 
     @property
     def stats(self) -> Stats | None:
-        """What the engine has counted, at most a second or so ago."""
-        return None if self._engine is None else self._engine.stats
+        """What the engine had counted a second or so ago, while one serves."""
+        return self._engine.stats if self._engine is not None and self.ready else None
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until an engine serves; raises EngineError if none does in time."""
@@ -368,6 +368,7 @@ class DuplexStream:
         self._call = call
         self._queue: deque[Said] = deque()  # at most QUEUE_FRAMES
         self._wake = asyncio.Event()
+        self._started = False
         self._error: EngineError | None = None
         self._closed = False
         self._heard_position = -1
@@ -378,10 +379,12 @@ class DuplexStream:
 
     def start(self) -> None:
         """Media is up, or back: let model time run once the prompt is in."""
+        self._started = True
         self._engine.send(Start(self.lease))
 
     def hold(self) -> None:
         """Media is lost: stop model time; the engine keeps the row for its grace period."""
+        self._started = False
         self.live.clear()
         self.schedule = None
         self._engine.send(Hold(self.lease))
@@ -420,6 +423,8 @@ class DuplexStream:
     # ---- for the client only
 
     def _go_live(self, live: Live) -> None:
+        if not self._started:  # it crossed our hold
+            return
         self.schedule = live
         self.live.set()
 
