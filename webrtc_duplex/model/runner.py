@@ -1,5 +1,6 @@
 """The model as the engine knows it: numpy in, numpy out; owns weights, state, static buffers and CUDA graphs."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from webrtc_duplex.audio import FRAME_SAMPLES, Pcm
+from webrtc_duplex.errors import RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
-from webrtc_duplex.model.checkpoint import load_lm, load_mimi, open_checkpoint, voice_model
+from webrtc_duplex.model.checkpoint import Checkpoint, load_lm, load_mimi, open_checkpoint, voice_model
 from webrtc_duplex.model.echo import EchoRunner
+from webrtc_duplex.model.hub import find_checkpoint
+from webrtc_duplex.model.memory import MemoryPlan, available_bytes, plan_memory
 from webrtc_duplex.model.personaplex import ModelState, PersonaPlex, Said
 from webrtc_duplex.model.prompter import Prompter, Wish
 from webrtc_duplex.model.prompts import PromptColumns
 from webrtc_duplex.model.sampling import asked
 from webrtc_duplex.model.streaming import RowImage, zero_row
 from webrtc_duplex.model.voices import read_voices
+
+logger = logging.getLogger(__name__)
 
 TINY = Path(__file__).parent / "tiny"
 """The checkpoint that ships with the package."""
@@ -272,14 +278,48 @@ class PersonaPlexRunner:
 
 
 def load_runner(model: str, rows: int, device: str) -> PersonaPlexRunner | EchoRunner:
-    """Load `echo`, `tiny` or the directory of a checkpoint. Raises CheckpointError with what is wrong with it."""
+    """Load `echo`, `tiny`, the directory of a checkpoint or a hub id, for so many rows.
+
+    Raises CheckpointError with what is wrong with it, also where it would not fit into memory (before it is loaded),
+    and RequestError for a device that is not there.
+    """
     if model == "echo":
         return EchoRunner(rows)
-    checkpoint = open_checkpoint(TINY if model == "tiny" else Path(model))
-    where = torch.device(device)
+    checkpoint, where, dtype = _choose(model, device)
+    plan = _plan(checkpoint, where, dtype)
+    logger.info("memory of %s for %d rows: %s", checkpoint.name, rows, plan)
+    plan.require(rows, available_bytes(where))
     if where.type == "cpu":
         torch.set_num_threads(1)  # the other cores are the servers'; and a call's bits must not depend on their number
-    dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
     prompter = Prompter(checkpoint, read_voices(checkpoint.directory, voice_model(checkpoint)))
     personaplex = PersonaPlex(load_lm(checkpoint, where, dtype), load_mimi(checkpoint, where))
     return PersonaPlexRunner(personaplex, prompter, rows)
+
+
+def rows_in_memory(model: str, device: str) -> int:
+    """How many rows of this model fit into the memory that is free; raises CheckpointError if none does."""
+    checkpoint, where, dtype = _choose(model, device)
+    plan, available = _plan(checkpoint, where, dtype), available_bytes(where)
+    plan.require(1, available)
+    return plan.rows_in(available)
+
+
+def _choose(model: str, device: str) -> tuple[Checkpoint, torch.device, torch.dtype]:
+    """The checkpoint, where it is to run, and in which numbers."""
+    where = _device(device)
+    checkpoint = open_checkpoint(TINY if model == "tiny" else find_checkpoint(model))
+    return checkpoint, where, torch.float32 if where.type == "cpu" else torch.bfloat16
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RequestError(f"a device is cpu, cuda or cuda:N, not {name!r}", param="device") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RequestError(f"there is no {name} here: torch sees {torch.cuda.device_count()} GPUs", param="device")
+    return device
+
+
+def _plan(checkpoint: Checkpoint, where: torch.device, dtype: torch.dtype) -> MemoryPlan:
+    return plan_memory(checkpoint.lm, checkpoint.mimi, where, dtype)
