@@ -10,7 +10,12 @@ import uvloop
 
 from webrtc_duplex import settings
 from webrtc_duplex.bridge.command import add_bridge_command
+from webrtc_duplex.doctor import add_doctor_command
 from webrtc_duplex.errors import DuplexError
+from webrtc_duplex.inspect_command import add_inspect_command
+from webrtc_duplex.offline import add_offline_command
+from webrtc_duplex.server.key_command import add_key_command
+from webrtc_duplex.voice_commands import add_voices_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve_command(commands)
+    add_offline_command(commands)
+    add_voices_command(commands)
+    add_inspect_command(commands)
+    add_doctor_command(commands)
+    add_key_command(commands)
     add_bridge_command(commands)
     return parser
 
