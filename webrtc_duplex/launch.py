@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from webrtc_duplex.engine.capacity import check_rows, load_for_most_rows
+from webrtc_duplex.engine.capacity import check_rows, most_rows
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
 from webrtc_duplex.errors import DuplexError, EngineError
 from webrtc_duplex.server.engine_client import EngineClient
@@ -290,7 +290,8 @@ def load_runner(settings: EngineSettings) -> ModelRunner:
     def load(rows: int) -> ModelRunner:
         return runner.load_runner(settings.model, rows, settings.device)
 
-    if settings.rows is not None:
-        return check_rows(load(settings.rows), settings.phases, time.monotonic)
-    most_rows = runner.rows_in_memory(settings.model, settings.device)
-    return load_for_most_rows(load, most_rows, settings.phases, time.monotonic)
+    rows = settings.rows
+    if rows is None:
+        fitting = runner.rows_in_memory(settings.model, settings.device)
+        rows = most_rows(load, fitting, settings.phases, time.monotonic)
+    return check_rows(load(rows), settings.phases, time.monotonic)

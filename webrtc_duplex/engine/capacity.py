@@ -1,7 +1,7 @@
 """How many callers a model can serve in time on this machine, measured at start-up."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from webrtc_duplex.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Numbers of rows that are tried."""
+STAGES = ((1, 2, 3, 4, 6, 8), (12, 16, 24, 32), (48, 64, 96, 128))
+"""Numbers of rows that are tried; the model is loaded once a stage, as rows that nobody needs cost time too."""
 
 BUSY_SHARE = 0.7
 """Share of a frame that the steps of all phases together may take, at p99; the rest is for prompts and for hiccups."""
@@ -25,18 +25,24 @@ CHECK_STEPS = 8
 """Steps that are measured, and after how many it can be seen that it is no use."""
 
 
-def load_for_most_rows(load: Callable[[int], ModelRunner], most_rows: int, phases: int, clock: Clock) -> ModelRunner:
-    """The model, loaded for as many rows as it steps in time, at most those that fit into memory (`most_rows`).
+def most_rows(load: Callable[[int], ModelRunner], most: int, phases: int, clock: Clock) -> int:
+    """How many rows of a model are stepped in time, of at most those that fit into memory (`most`).
 
     Raises CheckpointError if it is too slow for a single caller.
     """
-    sizes = [size for size in SIZES if size <= most_rows]
-    runner = load(sizes[-1])
-    rows = punctual_rows(runner, sizes, phases, clock)
-    if rows == runner.rows:
-        return runner
-    del runner  # before the next one is loaded: both might not fit
-    return load(rows)
+    rows = 0
+    for stage in STAGES:
+        sizes = [size for size in stage if size <= most]
+        if not sizes:
+            break
+        punctual = punctual_rows(load(sizes[-1]), sizes, phases, clock)
+        rows = max(rows, punctual)
+        if punctual < sizes[-1]:
+            break
+    if not rows:
+        raise CheckpointError("the model is too slow for this machine: it cannot step even a single caller in time")
+    logger.info("%d callers can be served in time", rows)
+    return rows
 
 
 def check_rows(runner: ModelRunner, phases: int, clock: Clock) -> ModelRunner:
@@ -56,8 +62,8 @@ def check_rows(runner: ModelRunner, phases: int, clock: Clock) -> ModelRunner:
     return runner
 
 
-def punctual_rows(runner: ModelRunner, sizes: list[int], phases: int, clock: Clock) -> int:
-    """The largest of these sizes (ascending) whose steps leave enough of a frame; the rows are fresh afterwards."""
+def punctual_rows(runner: ModelRunner, sizes: Sequence[int], phases: int, clock: Clock) -> int:
+    """The largest of these sizes (ascending) whose steps leave enough of a frame; 0 if none does."""
     rows = 0
     for size in sizes:
         busy_s = phases * _step_p99(runner, -(-size // phases), BUSY_SHARE * FRAME_S / phases, clock)
@@ -65,21 +71,23 @@ def punctual_rows(runner: ModelRunner, sizes: list[int], phases: int, clock: Clo
         if busy_s > BUSY_SHARE * FRAME_S:
             break
         rows = size
-    _refresh(runner)
-    if not rows:
-        raise CheckpointError(
-            f"{runner.card.name} is too slow for this machine: with a single caller a step takes {busy_s * 1e3:.0f} ms,"
-            f" and {BUSY_SHARE * FRAME_S * 1e3:.0f} ms are what it may take of a frame of {FRAME_S * 1e3:g}"
-        )
     return rows
 
 
 def _step_p99(runner: ModelRunner, rows: int, limit_s: float, clock: Clock) -> float:
-    """Seconds of a step, at p99; measured only roughly if it is clearly above the limit."""
-    took = step_times(runner, rows, CHECK_STEPS, clock)
-    if min(took) <= limit_s:
-        took += step_times(runner, rows, STEPS - CHECK_STEPS, clock)
-    return float(np.percentile(took, 99))
+    """Seconds of a step, at p99: the better of two tries, as a busy moment of the machine is not the model's fault.
+
+    Measured only roughly if it is clearly above the limit.
+    """
+    roughly = step_times(runner, rows, CHECK_STEPS, clock)
+    if min(roughly) > limit_s:
+        return _p99(roughly)
+    p99 = _p99(step_times(runner, rows, STEPS, clock))
+    return p99 if p99 <= limit_s else min(p99, _p99(step_times(runner, rows, STEPS, clock)))
+
+
+def _p99(times: list[float]) -> float:
+    return float(np.percentile(times, 99))
 
 
 def step_times(runner: ModelRunner, rows: int, steps: int, clock: Clock) -> list[float]:
