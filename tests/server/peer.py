@@ -35,6 +35,7 @@ class House:
     runner: EchoDouble
     engine: EngineClient
     calls: Calls
+    metrics: Metrics
 
     async def rows_free(self, rows: int) -> None:
         """Wait until so many rows are free."""
@@ -65,8 +66,9 @@ async def house(
     with engine_thread(directory, runner, engine) as socket_path:
         async with EngineClient(socket_path) as client:
             await client.wait_ready(5)
-            async with Calls(client, Settings(server=server or ServerSettings()), Metrics(client)) as calls:
-                yield House(runner, client, calls)
+            metrics = Metrics(client)
+            async with Calls(client, Settings(server=server or ServerSettings()), metrics) as calls:
+                yield House(runner, client, calls, metrics)
 
 
 class Peer:
