@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.train_tiny import sound, whole
+from scripts.train_tiny import codebooks, sound, whole
+from scripts.train_tiny.codebooks import REST, book
 from scripts.train_tiny.codes import CODEC_KEYS, FRAME, agent_sounds
 from scripts.train_tiny.decoder import MelLoss, rate
 from scripts.train_tiny.store import Checkpoints, Weights
@@ -21,7 +22,7 @@ from scripts.train_tiny.voices import AGENT_VOICES, CallerPool, Sound
 from scripts.train_tiny.work import SEED, Work, progress
 
 FILTERS, WIDTH, HIDDEN, LAYERS = 16, 128, 256, 2
-BINS, CODE_WIDTH, CODEBOOKS = 512, 32, 8
+BINS, CODE_WIDTH = 512, 32
 FRAMES = 16
 DECAY = 0.99
 
@@ -57,14 +58,14 @@ def new_codec(generator: torch.Generator) -> Weights:
             w |= _layer(f"{side}.transformer.layers.{layer}", generator)
     w["downsample.conv.conv.conv.weight"] = torch.randn(WIDTH, WIDTH, 4, generator=generator) / math.sqrt(4 * WIDTH)
     w["upsample.convtr.convtr.convtr.weight"] = torch.full((WIDTH, 1, 4), 0.5)
-    for group, count in (("rvq_first", 1), ("rvq_rest", CODEBOOKS - 1)):
+    for group, count in (("rvq_first", 1), ("rvq_rest", REST)):
         name = f"quantizer.{group}"
         w[f"{name}.input_proj.weight"] = torch.randn(CODE_WIDTH, WIDTH, 1, generator=generator) / math.sqrt(WIDTH)
         w[f"{name}.output_proj.weight"] = torch.randn(WIDTH, CODE_WIDTH, 1, generator=generator) / math.sqrt(CODE_WIDTH)
         for layer in range(count):
-            book = f"{name}.vq.layers.{layer}._codebook"
-            w[f"{book}.embedding_sum"] = torch.randn(BINS, CODE_WIDTH, generator=generator)
-            w[f"{book}.cluster_usage"], w[f"{book}._initialized"] = torch.ones(BINS), torch.ones(1)
+            w[f"{book(group, layer)}.embedding_sum"] = torch.randn(BINS, CODE_WIDTH, generator=generator)
+            w[f"{book(group, layer)}.cluster_usage"] = torch.ones(BINS)
+            w[f"{book(group, layer)}._initialized"] = torch.ones(1)
     return w
 
 
@@ -108,66 +109,23 @@ def _output(w: Weights, pcm: Tensor, name: str) -> Tensor:
 
     F.conv1d, F.conv_transpose1d = catching(conv), catching(transposed)
     try:
-        _through(w, pcm, None)
+        _through(w, pcm, False)
     finally:
         F.conv1d, F.conv_transpose1d = conv, transposed
     return caught[0]
 
 
-def _through(w: Weights, pcm: Tensor, books: "Books | None") -> tuple[Tensor, Tensor]:
-    """The codec there and back, [B, 1, n] -> the same, and the commitment loss; unquantised without `books`."""
+def _through(w: Weights, pcm: Tensor, quantised: bool) -> tuple[Tensor, Tensor]:
+    """The codec there and back, [B, 1, n] -> the same, and the commitment loss."""
     x = whole.latents(w, whole.seanet_encode(w, pcm), CODEC_KEYS)
-    y, commit = x.new_zeros(()), x.new_zeros(())
-    for group in ("rvq_first", "rvq_rest"):
+    y, commit = torch.zeros_like(x), torch.zeros(())
+    for group, layers in (("rvq_first", 1), ("rvq_rest", REST)):
         z = whole.project(w, group, x).float()
-        if books is not None:
-            found = books.nearest(w, group, z.detach())
-            commit = commit + F.mse_loss(z, found)
-            z = z + (found - z).detach()
+        if quantised:
+            z, loss = codebooks.through(w, group, layers, z, DECAY)
+            commit = commit + loss
         y = y + F.conv1d(z.transpose(1, 2), w[f"quantizer.{group}.output_proj.weight"])
     return whole.seanet_decode(w, whole.unlatents(w, y, CODEC_KEYS)), commit
-
-
-class Books:
-    """The codebooks while they learn: running means of what falls to each centroid."""
-
-    def nearest(self, w: Weights, group: str, z: Tensor) -> Tensor:
-        """The sum of centroids nearest to z [B, T, d], codebook by codebook; moves the centroids a little."""
-        residual, total = z, torch.zeros_like(z)
-        layer = 0
-        while (name := f"quantizer.{group}.vq.layers.{layer}._codebook") + ".cluster_usage" in w:
-            with torch.autocast("cpu", enabled=False):
-                table = whole.centroids(w, group, layer)
-                codes = whole.nearest(table, residual)
-            found = table[codes]
-            self._move(w, name, residual.flatten(0, 1), codes.flatten())
-            total, residual = total + found, residual - found
-            layer += 1
-        return total
-
-    def _move(self, w: Weights, name: str, x: Tensor, codes: Tensor) -> None:
-        usage, sums = w[f"{name}.cluster_usage"], w[f"{name}.embedding_sum"]
-        usage.mul_(DECAY).index_add_(0, codes, torch.full(codes.shape, 1 - DECAY))
-        sums.mul_(DECAY).index_add_(0, codes, x * (1 - DECAY))
-        dead = torch.nonzero(usage < 0.01)[:, 0]
-        chosen = x[torch.randint(len(x), (len(dead),))]
-        usage[dead], sums[dead] = 0.1, 0.1 * chosen
-
-    @torch.no_grad()
-    def seed(self, w: Weights, group: str, z: Tensor) -> None:
-        """k-means on z [n, d], residual by residual."""
-        layer = 0
-        while (name := f"quantizer.{group}.vq.layers.{layer}._codebook") + ".cluster_usage" in w:
-            table = z[torch.randint(len(z), (BINS,))].clone()
-            for _ in range(6):
-                codes = whole.nearest(table, z)
-                count = torch.bincount(codes, minlength=BINS).float()
-                sums = torch.zeros_like(table).index_add_(0, codes, z)
-                table = torch.where(count[:, None] > 0, sums / count.clamp(min=1)[:, None], table)
-            w[f"{name}.embedding_sum"].copy_(table)
-            w[f"{name}.cluster_usage"].fill_(1.0)
-            z = z - table[whole.nearest(table, z)]
-            layer += 1
 
 
 class Snippets:
@@ -200,7 +158,7 @@ def train(work: Work, steps: int = 2200, warm: int = 400, batch: int = 4) -> Non
     """Write `codec_base.pt`; resumable."""
     steps, warm, batch = work.scale(steps, 6), work.scale(warm, 2), work.scale(batch, 2)
     torch.manual_seed(SEED)
-    snippets, mel, books = Snippets(work), MelLoss(), Books()
+    snippets, mel = Snippets(work), MelLoss()
     raw = new_codec(torch.Generator().manual_seed(SEED))
     rng = np.random.default_rng(SEED)
     even_out(raw, snippets.draw(4, rng))
@@ -214,10 +172,10 @@ def train(work: Work, steps: int = 2200, warm: int = 400, batch: int = 4) -> Non
         for group in optimiser.param_groups:
             group["lr"] = rate(step, steps, 5e-4)
         if step == warm:
-            _seed_books(w, books, snippets.draw(work.scale(100, 4), rng))
+            _seed(w, snippets.draw(work.scale(100, 4), rng))
         pcm = snippets.draw(batch, rng)
         with torch.autocast("cpu", torch.bfloat16):
-            y, commit = _through(w, pcm, books if step >= warm else None)
+            y, commit = _through(w, pcm, step >= warm)
         spectral = mel(y[:, 0].float(), pcm[:, 0])
         loss = spectral + 0.1 * commit
         optimiser.zero_grad()
@@ -231,7 +189,7 @@ def train(work: Work, steps: int = 2200, warm: int = 400, batch: int = 4) -> Non
 
 
 @torch.no_grad()
-def _seed_books(w: Weights, books: Books, pcm: Tensor) -> None:
+def _seed(w: Weights, pcm: Tensor) -> None:
     x = whole.latents(w, whole.seanet_encode(w, pcm), CODEC_KEYS)
-    for group in ("rvq_first", "rvq_rest"):
-        books.seed(w, group, whole.project(w, group, x).flatten(0, 1))
+    for group, layers in (("rvq_first", 1), ("rvq_rest", REST)):
+        codebooks.seed(w, group, layers, whole.project(w, group, x).flatten(0, 1))

@@ -135,30 +135,39 @@ def spread(text: str, frames: int) -> NDArray[np.int64]:
     return np.asarray(np.arange(count) * frames // count)
 
 
+class TrackMaker:
+    """Calls by callers of the pool, as the frozen encoder hears them."""
+
+    def __init__(self, work: Work) -> None:
+        self._weights, self._tables = load_codec(work), load_tables(work)
+        self._callers = calls.Callers(CallerPool(work))
+        self._sounds = {voice: agent_sounds(work, voice) for voice in AGENT_VOICES}
+
+    def make(self, index: int) -> Track:
+        """The call of this number; in a third of them the agent is heard as an echo."""
+        rng = np.random.default_rng(SEED + 3 + index)
+        call = self._callers.call(TRACK_S, rng)
+        line = calls.on_a_line(call, rng)
+        if index % 3:
+            return Track(encode(self._weights, line), call.voiced, call.turns)
+        role, voice = str(rng.choice(ROLES)), str(rng.choice(AGENT_VOICES))
+        acts = play(Teacher(role, self._tables.lengths(voice), rng), call.voiced, call.turns)
+        line = line + calls.echo(calls.said(acts, self._sounds[voice]), rng)
+        return Track(encode(self._weights, line), call.voiced, call.turns, role, voice, tuple(acts))
+
+
 def make_tracks(work: Work, count: int = 320, shard: int = 40) -> None:
     """Stage: callers' sides of calls, by the shard; `tracks/done` says that it is over."""
-    callers = calls.Callers(CallerPool(work))
-    for start in range(0, work.scale(count, 6), shard):
+    maker = TrackMaker(work)
+    count = work.scale(count, 6)
+    for start in range(0, count, shard):
         path = work.path(f"tracks/{start:04}.pt")
         if not path.exists():
-            indices = range(start, min(start + shard, work.scale(count, 6)))
-            label = f"tracks from {start} of {count}"
-            torch.save([_track(work, callers, index) for index in progress(indices, label)], path)
+            indices = progress(range(start, min(start + shard, count)), f"tracks from {start} of {count}")
+            partial = path.with_suffix(".part")
+            torch.save([maker.make(index) for index in indices], partial)
+            partial.rename(path)
     work.path("tracks/done").touch()
-
-
-def _track(work: Work, callers: calls.Callers, index: int) -> Track:
-    """One call; in a third of them the agent is heard as an echo."""
-    weights, tables = load_codec(work), load_tables(work)
-    rng = np.random.default_rng(SEED + 3 + index)
-    call = callers.call(TRACK_S, rng)
-    line = calls.on_a_line(call, rng)
-    if index % 3:
-        return Track(encode(weights, line), call.voiced, call.turns)
-    role, voice = str(rng.choice(ROLES)), str(rng.choice(AGENT_VOICES))
-    acts = play(Teacher(role, tables.lengths(voice), rng), call.voiced, call.turns)
-    line = line + calls.echo(calls.said(acts, agent_sounds(work, voice)), rng)
-    return Track(encode(weights, line), call.voiced, call.turns, role, voice, tuple(acts))
 
 
 def load_tables(work: Work) -> Tables:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from scripts.train_tiny import sound, whole
+from scripts.train_tiny import codebooks, sound, whole
+from scripts.train_tiny.codebooks import REST
 from scripts.train_tiny.store import Checkpoints, Stateful, Weights, load_codec, round_encoder
 from scripts.train_tiny.voices import AGENT_VOICES, RATE, CallerPool, Sound, phonemizer
 from scripts.train_tiny.work import SEED, Work, progress
@@ -138,65 +139,22 @@ class Learner:
         return [*self.learnt.values(), *self.speller.parameters(), *self.renderer.parameters()]
 
     def forward(
-        self, features: Tensor, keys: int, quantised: bool, codebooks: int = 8
+        self, features: Tensor, keys: int, quantised: bool, layers: int = REST
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns phones' log-probabilities, the features' loss, the commitment loss and the first codebook's z."""
         w = self.weights
         x = whole.latents(w, features, keys)
-        z = whole.project(w, "rvq_first", x).float()
-        first, commit = self._through(z, "rvq_first", 0) if quantised else (z, z.new_zeros(()))
-        residual = whole.project(w, "rvq_rest", x).float()
-        target, rest = residual, torch.zeros_like(residual)
-        for layer in range(codebooks - 1):
-            with torch.no_grad():
-                codes = self._codes(residual, "rvq_rest", layer)
-            found = whole.centroids(self.fixed, "rvq_rest", layer)[codes]
-            rest, residual = rest + found, residual - found
-        commit = commit + F.mse_loss(target, rest.detach())
-        rest = target + (rest - target).detach()
+        first = z = whole.project(w, "rvq_first", x).float()
+        rest = whole.project(w, "rvq_rest", x).float()
+        commit = torch.zeros(())
+        if quantised:
+            first, commit = codebooks.through(self.fixed, "rvq_first", 1, z, DECAY)
+        rest, loss = codebooks.through(self.fixed, "rvq_rest", layers, rest, DECAY)
         y = F.conv1d(first.transpose(1, 2), w["quantizer.rvq_first.output_proj.weight"])
         y = y + F.conv1d(rest.transpose(1, 2), w["quantizer.rvq_rest.output_proj.weight"])
         rendered = self.renderer(y).unflatten(1, (2, -1)).permute(0, 2, 3, 1).flatten(2)  # [B, D, 2 T]
-        loss = ((rendered - features) / self.scale[:, None]).abs().mean()
-        return self.speller(first), loss, commit, z
-
-    def _through(self, z: Tensor, group: str, layer: int) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            codes = self._codes(z, group, layer)
-        found = whole.centroids(self.fixed, group, layer)[codes]
-        return z + (found - z).detach(), F.mse_loss(z, found)
-
-    def _codes(self, x: Tensor, group: str, layer: int) -> Tensor:
-        """Nearest codes, and a step of the running means of the codebook; codes that nobody uses move to inputs."""
-        x = x.float()
-        with torch.autocast("cpu", enabled=False):
-            codes = whole.nearest(whole.centroids(self.fixed, group, layer), x)
-        name = f"quantizer.{group}.vq.layers.{layer}._codebook"
-        flat, index = x.reshape(-1, x.shape[-1]), codes.flatten()
-        usage, total = self.fixed[f"{name}.cluster_usage"], self.fixed[f"{name}.embedding_sum"]
-        usage.mul_(DECAY).index_add_(0, index, torch.full(index.shape, 1 - DECAY))
-        total.mul_(DECAY).index_add_(0, index, flat * (1 - DECAY))
-        dead = torch.nonzero(usage < 0.02)[:, 0]
-        if len(dead):
-            chosen = flat[torch.randint(len(flat), (len(dead),))]
-            usage[dead], total[dead] = 0.2, 0.2 * chosen
-        return codes
-
-    @torch.no_grad()
-    def seed_first(self, z: Tensor) -> None:
-        """Fill the first codebook from vectors z [n, d] by a few rounds of k-means."""
-        name = "quantizer.rvq_first.vq.layers.0._codebook"
-        bins = self.fixed[f"{name}.cluster_usage"].shape[0]
-        table = z[torch.randperm(len(z))[:bins]].clone()
-        for _ in range(8):
-            index = whole.nearest(table, z)
-            count = torch.bincount(index, minlength=bins).float()
-            sums = torch.zeros_like(table).index_add_(0, index, z)
-            table = torch.where(
-                count[:, None] > 0, sums / count.clamp(min=1)[:, None], z[torch.randperm(len(z))[:bins]]
-            )
-        self.fixed[f"{name}.cluster_usage"] = torch.ones(bins)
-        self.fixed[f"{name}.embedding_sum"] = table
+        distance = ((rendered - features) / self.scale[:, None]).abs().mean()
+        return self.speller(first), distance, commit + loss, z
 
 
 def batches(indices: NDArray[np.int64], size: int, seed: int) -> Iterator[NDArray[np.int64]]:
@@ -255,9 +213,10 @@ def train(work: Work, steps: int = 1600, keys: int = 25, unquantised: int = 300)
         index = np.concatenate([next(voiced), next(silent)])
         x = features[index].float()
         with torch.autocast("cpu", torch.bfloat16):
-            log_probs, render, commit, z = learner.forward(x, keys, step >= unquantised, 8 if step % 3 == 0 else 3)
+            log_probs, render, commit, z = learner.forward(x, keys, step >= unquantised, REST if step % 3 == 0 else 2)
         if step == unquantised - 1:
-            learner.seed_first(_sample(learner, features, np.flatnonzero(~unseen), keys))
+            some = _sample(learner, features, np.flatnonzero(~unseen), keys)
+            codebooks.seed(learner.fixed, "rvq_first", 1, some)
         wanted = [phones[i] for i in index]
         lengths = torch.tensor([len(p) for p in wanted])
         ctc = F.ctc_loss(
