@@ -127,18 +127,20 @@ async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[Calla
     from aiohttp import web  # here, as an engine process needs none of it
 
     from webrtc_duplex.server.app import DESK, PathLogger, make_app
+    from webrtc_duplex.server.tls import make_tls
 
     host, port = settings.server.host, settings.server.port
+    tls = make_tls(settings.server)
     app = make_app(settings, engine)
     runner = web.AppRunner(app, access_log_class=PathLogger)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
         except OSError as error:
             raise EngineError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
         for address in runner.addresses:
-            logger.info("listening on http://%s:%d", address[0], address[1])
+            logger.info("listening on %s://%s:%d", "https" if tls else "http", address[0], address[1])
         yield partial(app[DESK].drain, settings.server.drain_timeout_s)
     finally:
         await runner.cleanup()
