@@ -1,16 +1,20 @@
 """The story of a call, with real peers in this process and an engine that echoes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import uvloop
+from aiortc.rtp import RtpPacket
 
 from tests.server.peer import House, Peer, call, house, in_state
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, RequestError
 from webrtc_duplex.messages import Prompt
+from webrtc_duplex.server import sdp
 from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.session import CallRequest, Calls, SessionState
 from webrtc_duplex.server.transport import Transport
@@ -51,6 +55,64 @@ def likeness(heard: Pcm, said: Pcm) -> float:
 async def test_what_a_caller_says_comes_back(two_rows: House) -> None:
     async with call(two_rows) as (peer, _):
         await comes_back(peer, chirp())
+
+
+async def test_what_a_caller_says_comes_back_under_uvloop(tmp_path: Path) -> None:
+    async def whole_way() -> None:
+        async with house(tmp_path, rows=1) as full, call(full, channel="oai-events") as (peer, session):
+            await comes_back(peer, chirp())
+            await peer.close()
+            await in_state(session, SessionState.ENDED)
+
+    await asyncio.to_thread(uvloop.run, whole_way())
+
+
+async def test_a_lost_packet_leaves_the_delay_as_it_was(two_rows: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with call(two_rows) as (peer, session):
+        await in_state(session, SessionState.LIVE)
+        await two_rows.frames_heard(13)
+        assert session._leg is not None
+        jitter = session._leg.jitter
+        before_s = jitter.delay_s
+        lose_a_packet(peer, monkeypatch)
+        while not jitter.counters.lost:
+            await asyncio.sleep(0.02)
+        await two_rows.frames_heard(int(two_rows.runner.heard[0]) + 25)
+        assert jitter.delay_s < before_s + 0.06, "the stock buffer would be 0.2 s later for ever"
+
+
+def lose_a_packet(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next packet of sound that the peer sends does not arrive."""
+    dtls = peer.pc.getSenders()[0].transport
+    send = dtls._send_rtp
+
+    async def lossy(data: bytes) -> None:
+        if 192 <= data[1] <= 223:
+            await send(data)
+        else:
+            monkeypatch.setattr(dtls, "_send_rtp", send)
+
+    monkeypatch.setattr(dtls, "_send_rtp", lossy)
+
+
+async def test_keys_of_a_telephone_are_told(two_rows: House) -> None:
+    peer = Peer("oai-events")
+    first, _, rest = (await peer.offer()).partition("m=audio 9 UDP/TLS/RTP/SAVPF ")
+    formats, _, rest = rest.partition("\r\n")
+    offer = f"{first}m=audio 9 UDP/TLS/RTP/SAVPF {formats} 126\r\na=rtpmap:126 telephone-event/8000\r\n{rest}"
+    session = await two_rows.calls.answer(CallRequest("rtc_1", sdp.safe_offer(offer)))
+    await peer.accept(session.answer)
+    await peer.opened.wait()
+    sender = peer.pc.getSenders()[0]
+    for number, ended in enumerate((0, 0, 0x80, 0x80, 0x80)):
+        payload = bytes((5, ended | 10)) + (160 * (number + 1)).to_bytes(2)
+        packet = RtpPacket(126, int(number == 0), 7000 + number, 9000, sender._ssrc ^ 1, payload)
+        await sender.transport._send_rtp(packet.serialize())
+    told = await peer.event("input_audio_buffer.dtmf_event_received")
+    await asyncio.sleep(0.1)
+    assert told["event"] == "5" and abs(told["received_at"] - time.time()) < 10
+    assert [event["type"] for event in peer.events].count("input_audio_buffer.dtmf_event_received") == 1
+    await peer.close()
 
 
 async def test_two_callers_hear_each_their_own(two_rows: House) -> None:

@@ -288,6 +288,24 @@ async def test_digits_are_agreed_on_as_they_were_offered(ends: tuple[Peer, Ours]
     assert ours.transport.codecs[126] == "telephone-event"
 
 
+async def test_what_keeps_a_caller_from_connecting_has_a_sentence(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    bare = "".join(line for line in (await peer.offer()).splitlines(True) if not line.startswith("a=candidate"))
+    await ours.transport.receive(bare)
+    await ours.transport.answer(Microphone(), lambda packet: None)
+    assert "no candidate" in (ours.transport.obstacle or "")
+    await ours.transport.add_candidate("candidate:1 1 udp 1 198.51.100.7 4000 typ host", None)
+    assert "198.51.100.7:4000" in (ours.transport.obstacle or "")
+
+
+async def test_a_sender_that_has_stopped_is_noticed(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    await connect(peer, ours)
+    assert ours.transport.obstacle is None and not ours.transport.silenced
+    ours.transport._track.stop()
+    assert ours.transport.silenced
+
+
 async def test_a_candidate_that_comes_later_is_added_and_a_strange_one_passed_over(ends: tuple[Peer, Ours]) -> None:
     peer, ours = ends
     await ours.answer(peer)

@@ -362,6 +362,8 @@ class Session:
     async def _close_leg(self) -> None:
         if self._leg is not None:
             self._leg.count()
+            if obstacle := self._leg.transport.obstacle:
+                log.warning("call %s: never connected: %s", self.id, obstacle)
             await self._leg.close()
 
     def _count_end(self, reason: str) -> None:
@@ -548,6 +550,9 @@ class Session:
             leg.encoder.set_loss(self._network.lost_out)
             leg.count()
             self.feed.emit("ext.stats", **self.stats())
+            if leg.transport.silenced:
+                log.error("call %s: aiortc has stopped sending", self.id)
+                raise CallOver("server_error")
             self._notice_voices()
             self._warn()
             self._check_time()

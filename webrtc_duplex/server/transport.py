@@ -141,6 +141,7 @@ class Transport:
 
         Raises RequestError as `receive`.
         """
+        self._track = track
         with _unfit_is_the_callers_fault():
             self._seize(take)
             self._pc.addTrack(track)
@@ -165,6 +166,24 @@ class Transport:
         if self._pc.iceConnectionState == "failed":
             return "ice_failed"
         return "dtls_failed"
+
+    @property
+    def silenced(self) -> bool:
+        """Whether aiortc sends no more of our track though the connection is up."""
+        return self._track.readyState == "ended" and self._pc.connectionState == "connected"
+
+    @property
+    def obstacle(self) -> str | None:
+        """What a caller who has not connected is waiting for, as a sentence for the log; None for one who has."""
+        if self.connected.is_set():
+            return None
+        ice = self._audio.receiver.transport.transport
+        if ice.state == "completed":
+            return "ICE is done, DTLS is not"
+        theirs = [f"{candidate.ip}:{candidate.port}" for candidate in ice.getRemoteCandidates()]
+        if not theirs:
+            return "the caller has shown no candidate, and no check of its own has come"
+        return f"no check between us and {', '.join(theirs)} has succeeded"
 
     async def add_candidate(self, line: str, mid: str | None) -> None:
         """Add a candidate that came after the offer; one that is not to be called (`sdp.Candidate`) is passed over."""
