@@ -246,9 +246,9 @@ export class Call extends EventTarget {
 
   /**
    * @param {CallState} state
-   * @param {string | null} [reason]
+   * @param {string} [reason] why it ended
    */
-  #enter(state, reason = null) {
+  #enter(state, reason = "") {
     if (this.state === "ended") return;
     this.state = state;
     this.#tell("state", { state, reason });

@@ -80,7 +80,7 @@ class CallOnPage {
     return performance.now() - this.#startedMs;
   }
 
-  /** @param {{ state: import("./call.js").CallState, reason: string | null }} change */
+  /** @param {{ state: import("./call.js").CallState, reason: string }} change */
   #follow({ state, reason }) {
     if (state === "live" && document.body.dataset.phase !== "resuming") this.#begin();
     if (state === "ended") this.#end();

@@ -18,7 +18,7 @@ const PHASES = {
   queued: "Waiting in line",
   live: "Connected",
   resuming: "Connection lost, resuming",
-  refused: "All seats taken",
+  refused: "Try again soon",
   locked: "Locked",
   ended: "Call ended",
   failed: "No call",
@@ -27,8 +27,10 @@ const PHASES = {
 /** The phases of a running call. */
 const RUNNING = ["asking", "connecting", "queued", "live", "resuming"];
 
-/** Why the server ends a call, for people. What is not here needs no notice. @type {Record<string, string>} */
+/** Why a call ends, for people; "" needs no notice. @type {Record<string, string>} */
 const ENDINGS = {
+  hang_up: "",
+  hangup: "",
   at_capacity: "No seat became free in time.",
   connection_lost: "The connection broke and could not be made again in time.",
   connect_timeout: "The browser and the server did not reach each other in time.",
@@ -38,6 +40,7 @@ const ENDINGS = {
   idle_timeout: "Nobody said anything for a long time.",
   max_duration: "The call reached its longest duration.",
   drained: "The server is being shut down.",
+  engine_lost: "The model broke off. It is being started again.",
   evicted_slow: "The server could not keep up with this call.",
   server_error: "Something broke on the server.",
 };
@@ -76,17 +79,17 @@ export function clearLastCall() {
   showClock(0);
 }
 
-/** @param {string | null} reason */
+/** @param {string} reason */
 export function showEnding(reason) {
   showPhase("ended");
-  const why = ENDINGS[reason ?? ""];
+  const why = ENDINGS[reason] ?? `The server ended it (${reason}).`;
   if (why) showNotice("The call has ended", why);
 }
 
 /** @param {unknown} error */
 export function showFailure(error) {
-  if (error instanceof Refusal && error.status === 503 && error.code === "at_capacity") return showRefusal(error);
   if (error instanceof Refusal && error.status === 401) return showLock();
+  if (error instanceof Refusal && error.retryAfterS !== null) return showRefusal(error, error.retryAfterS);
   showPhase("failed");
   if (error instanceof Refusal) showNotice("The server said no", sentence(error.message));
   else if (error instanceof ConnectionError) showNotice("No connection", error.message);
@@ -107,12 +110,15 @@ function explainMicrophone(error) {
   }
 }
 
-/** @param {Refusal} refusal */
-function showRefusal(refusal) {
+/** @param {Refusal} refusal @param {number} retryAfterS */
+function showRefusal({ code, message }, retryAfterS) {
+  const full = code === "at_capacity";
   showPhase("refused");
-  showNotice("Every seat is taken", "Each caller has the model’s full attention, and there is no seat left right now.");
-  button("queue").hidden = false;
-  countDown(refusal.retryAfterS ?? 5);
+  if (full)
+    showNotice("Every seat is taken", "Each caller has the model’s full attention, and no seat is left right now.");
+  else showNotice("Not right now", sentence(message));
+  button("queue").hidden = !full;
+  countDown(retryAfterS);
 }
 
 function showLock() {
@@ -137,7 +143,7 @@ function countDown(seconds) {
     stopCountdown();
     say("You can call again.");
   };
-  say(`Every seat is taken. You can call again in ${seconds} seconds, or wait in line.`);
+  say(`${find("notice-title").textContent}. You can call again in ${seconds} seconds.`);
   countdown = setInterval(tick, 250);
   tick();
 }

@@ -80,7 +80,7 @@ class PaperServer:
     async def refuse(self, request: web.Request) -> web.Response:
         self.offers.append(await request.json())
         error = {"type": "capacity_error", "code": self.code, "message": "the house is made of paper", "param": None}
-        headers = {"Retry-After": self.retry_after}
+        headers = {"Retry-After": self.retry_after} if self.refusal == 503 else {}
         return web.json_response({"error": error}, status=self.refusal, headers=headers)
 
     async def metrics(self, request: web.Request) -> web.Response:

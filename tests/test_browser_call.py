@@ -170,6 +170,19 @@ async def test_the_second_caller_is_told_that_the_house_is_full(echo_caller: Cal
     await second.close()
 
 
+async def test_who_waits_in_line_is_let_in_when_the_row_becomes_free(echo_caller: Caller, echo_page: Page) -> None:
+    await call(echo_page)
+    second = await echo_caller.browser.open(echo_caller.url)
+    await second.wait_for("document.body.dataset.phase === 'idle'")
+    await second.click("#call")
+    await second.wait_for("document.body.dataset.phase === 'refused'")
+    await second.click("#queue")
+    await second.wait_for("document.getElementById('state').textContent.startsWith('Number 1 in line')", timeout_s=15)
+    await echo_page.click("#call")
+    await second.wait_for("document.body.dataset.phase === 'live'")
+    await second.close()
+
+
 async def test_a_muted_caller_is_silence_to_the_agent(echo_page: Page) -> None:
     await call(echo_page)
     await echo_page.click("#mute")
