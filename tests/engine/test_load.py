@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from webrtc_duplex.engine.load import ChunkCost, Tally
+from webrtc_duplex.engine.load import ChunkCost, Cost, Tally
 
 
 def test_the_first_piece_ever_is_one_column_and_then_pieces_double() -> None:
@@ -26,13 +26,16 @@ def test_a_piece_takes_no_more_than_the_gap() -> None:
     assert cost.fitting(-1.0, 100) == 0
 
 
-def test_an_estimate_rises_at_once_and_falls_slowly() -> None:
-    cost = ChunkCost()
-    cost.learn(4, 0.010)
-    cost.learn(4, 0.030)
-    assert cost.expected(4) == pytest.approx(0.030)
-    cost.learn(4, 0.010)
-    assert cost.expected(4) == pytest.approx(0.026)
+def test_an_estimate_rises_at_once_and_falls_slowly_and_with_time() -> None:
+    cost = Cost()
+    cost.learn(0.010)
+    cost.learn(0.030)
+    assert cost.seconds == pytest.approx(0.030)
+    cost.learn(0.010)
+    assert cost.seconds == pytest.approx(0.026)
+    for _ in range(69):
+        cost.age()
+    assert cost.seconds == pytest.approx(0.013, rel=0.01)
 
 
 @given(columns_left=st.integers(1, 5000), gap_s=st.floats(0, 1), fixed_s=st.floats(0, 0.02), each_s=st.floats(0, 0.01))
@@ -44,7 +47,7 @@ def test_a_piece_that_fits_is_never_above_the_gap_where_its_size_was_measured(
         cost.learn(1 << bits, fixed_s + each_s * (1 << bits))
     columns = cost.fitting(gap_s, columns_left)
     assert 0 <= columns <= columns_left
-    assert columns == 0 or min(fixed_s + each_s * columns, cost.MOST_S) <= gap_s + 1e-12
+    assert columns == 0 or min(fixed_s + each_s * columns, Cost.MOST_S) <= gap_s + 1e-12
 
 
 def test_a_histogram_counts_a_value_under_the_first_bound_it_does_not_exceed() -> None:

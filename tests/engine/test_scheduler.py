@@ -314,6 +314,18 @@ def test_one_slow_piece_is_not_held_against_prompts_for_ever() -> None:
     assert sum(piece.columns for piece in desk.pieces) == 150
 
 
+def test_one_slow_begin_is_not_held_against_callers_for_ever() -> None:
+    desk = Desk(3, step_s=0.02)
+    desk.live("a")
+    desk.tell(Open("b", Prompt()))
+    begin = desk.until(Begin)
+    desk.clock.advance(1.0)
+    desk.scheduler.begun(begin, 0, desk.clock.now)
+    desk.tell(Open("c", Prompt()))
+    desk.run(4.0)
+    assert desk.last(Leased).call == "c"
+
+
 # ---- capacity
 
 

@@ -5,42 +5,52 @@ from bisect import bisect_left
 from webrtc_duplex.audio import FRAME_S
 from webrtc_duplex.messages import Histogram, Stats
 
+AGEING = 0.99
+"""What is left of an estimate after a tick (half after 5.5 s): a page fault is not held against prompts for ever."""
 
-class ChunkCost:
-    """Expected seconds of a prefill of n columns, learned from those whose size was a power of two.
 
-    An estimate rises at once and falls slowly, as it is there to keep steps punctual; it also ages, so that one slow
-    piece (a page fault, a busy machine) is not held against prompts for ever.
-    """
+class Cost:
+    """Expected seconds of a piece of work: rises at once and falls slowly, as it is there to keep steps punctual."""
 
     FALL = 0.2
-    AGEING = 0.99
-    """A tick: half in 5.5 s."""
     MOST_S = FRAME_S
-    """No estimate is above: what takes longer does not fit between two ticks anyway."""
+    """What takes longer does not fit between two ticks anyway."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self.seconds = 0.0
 
-    def learn(self, columns: int, seconds: float) -> None:
-        """A piece of so many columns took so long. Other sizes teach nothing."""
-        if columns & (columns - 1):
-            return
+    def learn(self, seconds: float) -> None:
+        """It took so long."""
         seconds = min(seconds, self.MOST_S)
-        known = self._seconds.get(columns, seconds)
-        self._seconds[columns] = max(seconds, known + (seconds - known) * self.FALL)
+        self.seconds = max(seconds, self.seconds + (seconds - self.seconds) * self.FALL)
 
     def age(self) -> None:
         """A tick has passed."""
-        for columns in self._seconds:
-            self._seconds[columns] *= self.AGEING
+        self.seconds *= AGEING
+
+
+class ChunkCost:
+    """Expected seconds of a prefill of n columns, learned from those whose size was a power of two."""
+
+    def __init__(self) -> None:
+        self._costs: dict[int, Cost] = {}
+
+    def learn(self, columns: int, seconds: float) -> None:
+        """A piece of so many columns took so long. Other sizes teach nothing."""
+        if columns & (columns - 1) == 0:
+            self._costs.setdefault(columns, Cost()).learn(seconds)
+
+    def age(self) -> None:
+        """A tick has passed."""
+        for cost in self._costs.values():
+            cost.age()
 
     def expected(self, columns: int) -> float:
         """Seconds of so many; in proportion from the next smaller size that was measured, which is rather too much."""
-        below = [size for size in self._seconds if size <= columns]
+        below = max((size for size in self._costs if size <= columns), default=0)
         if below:
-            return self._seconds[max(below)] * columns / max(below)
-        return min(self._seconds.values(), default=0.0)
+            return self._costs[below].seconds * columns / below
+        return min((cost.seconds for cost in self._costs.values()), default=0.0)
 
     def fitting(self, gap_s: float, columns_left: int) -> int:
         """How many of the columns left to run so that they end within the gap: all, or a power of two, or 0.
@@ -49,7 +59,7 @@ class ChunkCost:
         """
         if gap_s <= 0:
             return 0
-        largest = min(columns_left, 2 * max(self._seconds, default=0) or 1)
+        largest = min(columns_left, 2 * max(self._costs, default=0) or 1)
         if self.expected(largest) <= gap_s:
             return largest
         sizes = (1 << bits for bits in reversed(range(largest.bit_length())))

@@ -15,7 +15,7 @@ from math import ceil, floor
 from typing import assert_never
 
 from webrtc_duplex.audio import FRAME_S
-from webrtc_duplex.engine.load import ChunkCost, Counts, Strain
+from webrtc_duplex.engine.load import ChunkCost, Cost, Counts, Strain
 from webrtc_duplex.engine.rows import RETRY_AFTER_S, Row, RowEvent, RowPool, RowState, Tenant
 from webrtc_duplex.errors import CapacityError, DuplexError, EngineError, RequestError, StaleEpochError
 from webrtc_duplex.messages import (
@@ -122,7 +122,7 @@ class Scheduler:
         self._grid = _Grid(settings.phases, origin)
         self._connections: set[int] = set()
         self._chunks = ChunkCost()
-        self._begins = 0.0  # expected seconds of a Begin
+        self._begins = Cost()
         self._strain = Strain()
         self._counts = Counts()
         self._stats_at = origin
@@ -253,7 +253,7 @@ class Scheduler:
         """The oldest prompt first: begin it, or run as many of its columns as end before the next live tick."""
         gap = self._gap(now)
         for row in self._pool.leased():
-            if row.awaiting is not None and min(self._begins, FRAME_S / 2) <= gap:
+            if row.awaiting is not None and self._begins.seconds <= gap:
                 return Begin(row.lease, row.awaiting, now)
             if row.awaiting is None and row.columns_left:
                 columns = self._chunks.fitting(gap, row.columns_left)
@@ -271,7 +271,7 @@ class Scheduler:
 
     def begun(self, action: Begin, outcome: int | DuplexError, now: float) -> list[Sent]:
         """The model has taken a prompt (columns left to prefill) or refused it."""
-        self._begins += (now - action.began_at - self._begins) / 4
+        self._begins.learn(now - action.began_at)
         row = self._still(action.lease)
         if row is None or row.awaiting is not action.prompt:  # closed meanwhile, or there is a newer prompt
             return []
@@ -318,6 +318,7 @@ class Scheduler:
         """Count the step, and judge from it whether there is too much to do."""
         late_s, step_s = action.began_at - action.tick_at, now - action.began_at
         phases = len({row.phase for row in self._live()})
+        self._begins.age()
         self._chunks.age()
         if action.leases:
             self._counts.note(late_s, step_s, len(action.leases), action.skipped, heard.count(False))
