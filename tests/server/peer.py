@@ -74,13 +74,13 @@ async def house(
 class Peer:
     """A caller. `say` what it says; `packets` are those that came, `heard` is their sound."""
 
-    def __init__(self, channel: str | None = "oai-events") -> None:
+    def __init__(self, channel: str | None = "oai-events", configuration: RTCConfiguration | None = None) -> None:
         self.microphone = Microphone()
         self.packets: list[RtpPacket] = []
         self.events: list[dict[str, Any]] = []
         self.opened = asyncio.Event()
         self.closed = asyncio.Event()
-        self.pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self.pc = RTCPeerConnection(configuration or RTCConfiguration(iceServers=[]))
         self.pc.addTrack(self.microphone)
         self.channel: RTCDataChannel | None = None
         self._came = asyncio.Event()
