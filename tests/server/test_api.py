@@ -17,6 +17,7 @@ from tests.server.served import (
     OFFER,
     SDP,
     Http,
+    Opened,
     error_of,
     offer_file,
     offer_of,
@@ -146,6 +147,35 @@ async def test_a_call_is_not_resumed_by_others(http: Http) -> None:
     assert await error_of(await http.post(CALLS, json=body, headers=other.headers)) == (403, "forbidden", None)
     await http.delete(mine.place, headers=mine.headers)
     assert await error_of(await http.post(CALLS, json=body, headers=mine.headers)) == (404, "call_not_found", None)
+
+
+# ---- waiting in line, recording
+
+
+async def state_of(http: Http, call: Opened) -> str:
+    return str((await (await http.get(call.place, headers=call.headers)).json())["state"])
+
+
+async def test_who_waits_in_line_gets_the_next_free_row(http: Http) -> None:
+    calls = [await open_call(http) for _ in range(2)]
+    waiting = await open_call(http, queue="30")
+    assert await state_of(http, waiting) == "queued"
+    await http.delete(calls[0].place, headers=calls[0].headers)
+    while await state_of(http, waiting) == "queued":
+        await asyncio.sleep(0.02)
+    assert await state_of(http, waiting) == "connecting"
+
+
+@pytest.mark.parametrize("seconds", ["-1", "1e9", "nan", "soon"])
+async def test_nobody_waits_for_ever(http: Http, seconds: str) -> None:
+    answer = await http.post(CALLS, params={"queue": seconds}, data=OFFER, headers=SDP)
+    assert await error_of(answer) == (400, "invalid_value", "queue")
+
+
+async def test_a_recording_is_refused_where_there_is_no_place_for_it(http: Http) -> None:
+    answer = await http.post(CALLS, params={"record": "true"}, data=OFFER, headers=SDP)
+    status, code, _ = await error_of(answer)
+    assert (400 <= status < 500, code) == (True, "recording_disabled")
 
 
 # ---- keys and secrets

@@ -50,6 +50,7 @@ MODEL_ALIASES = ("gpt-realtime", "gpt-4o-realtime", "gpt-4o-mini-realtime")
 SECRET_LASTS_S = (10, 600, 7200)
 """An ephemeral secret's life: at least, by default, at most."""
 
+NOT_YET = (SessionState.QUEUED, SessionState.CONNECTING)
 TRY_AGAIN_S = 10.0
 """What who holds too many calls is told to wait."""
 
@@ -263,7 +264,7 @@ class Desk:
         here = [s for s in self.live() if self._records[s.id].opened_by.address == caller.address]
         if settings.max_calls_per_address and len(here) >= settings.max_calls_per_address:
             raise too_many(f"one address may have {settings.max_calls_per_address} calls at once", TRY_AGAIN_S)
-        connecting = sum(session.state is SessionState.CONNECTING for session in here)
+        connecting = sum(session.state in NOT_YET for session in here)
         if connecting >= settings.max_connecting_per_address:
             raise too_many(f"{connecting} calls from this address have not connected yet", TRY_AGAIN_S)
 
@@ -322,8 +323,7 @@ class Desk:
 
     def live(self) -> list[Session]:
         """Calls that have not ended."""
-        sessions = [session for call_id in self._records if (session := self._found(call_id)) is not None]
-        return [session for session in sessions if session.state is not SessionState.ENDED]
+        return list(self.calls)
 
     def _found(self, call_id: str) -> Session | None:
         try:
