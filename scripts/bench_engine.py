@@ -3,10 +3,10 @@
 
     scripts/bench_engine.py [--quick] [--sizes tiny middle] [--json OUT]
 
-A step is a frame for B callers: encode, language model, decode. Both sides use one thread and sample as the family does;
-their frames take turns, so that both meet the same machine, and what is compared is CPU time. Further lines: the prompt
-in one pass against moshi stepping through it, joining from the prompt cache against joining cold, and what a tick costs
-beside the model (`bench_ticks.py`). Exit code 1 if a bar is missed. moshi runs without torch.compile, as its own tests do.
+A step is a frame for B callers: encode, language model, decode. Both sides use one thread and sample as the family
+does; their frames take turns, so that both meet the same machine, and what is compared is CPU time. Further lines: the
+prompt in one pass against moshi stepping through it, joining from the prompt cache against joining cold, and what a
+tick costs beside the model (`bench_ticks.py`). moshi runs without torch.compile. Exit code 1 if a bar is missed.
 """
 
 import argparse
@@ -26,7 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from moshi.models import LMGen, loaders  # noqa: E402
+from moshi.models import loaders  # noqa: E402
+from moshi.models.lm import LMGen  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 
