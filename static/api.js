@@ -87,11 +87,10 @@ export async function findIceServers() {
  * @param {Wishes} options.wishes
  * @param {Answer | null} [options.resume] the answer that the lost call had
  * @param {number} [options.queueS] how long to wait in line for a free row; 0: not at all
- * @param {AbortSignal} [options.signal]
  * @returns {Promise<Answer>}
  * @throws {Refusal}
  */
-export async function openCall(sdp, { wishes, resume = null, queueS = 0, signal }) {
+export async function openCall(sdp, { wishes, resume = null, queueS = 0 }) {
   const query = queueS > 0 ? `?queue=${queueS}` : "";
   const body = {
     type: "offer",
@@ -103,7 +102,6 @@ export async function openCall(sdp, { wishes, resume = null, queueS = 0, signal 
     method: "POST",
     headers: { "Content-Type": "application/json", ...asOwner(resume) },
     body: JSON.stringify(body),
-    signal: signal ?? null,
   });
   const answer = await readJson(response);
   return { sdp: answer.sdp, callId: answer.call_id, secret: answer.client_secret?.value ?? resume?.secret ?? null };

@@ -57,8 +57,6 @@ export class Call extends EventTarget {
   #track = null;
   /** @type {RTCPeerConnection | null} */
   #peer = null;
-  /** @type {RTCDataChannel | null} */
-  #channel = null;
   /** @type {Answer | null} */
   #answer = null;
   /** Why the server is about to end the call, once it has said so. @type {string | null} */
@@ -70,11 +68,6 @@ export class Call extends EventTarget {
   constructor(settings) {
     super();
     this.#settings = settings;
-  }
-
-  /** The call's id, as soon as the server has given one. */
-  get id() {
-    return this.#answer?.callId ?? null;
   }
 
   /**
@@ -117,16 +110,6 @@ export class Call extends EventTarget {
     await this.#sender()?.replaceTrack(this.#track);
   }
 
-  /**
-   * Send a client event; false if there is no open channel to send it on.
-   * @param {{ type: string }} event
-   */
-  send(event) {
-    if (this.#channel?.readyState !== "open") return false;
-    this.#channel.send(JSON.stringify(event));
-    return true;
-  }
-
   /** @returns {Promise<NetworkStats | null>} */
   async measure() {
     return this.#peer && this.#stats.read(await this.#peer.getStats());
@@ -141,7 +124,9 @@ export class Call extends EventTarget {
     track.enabled = !this.muted;
     // A headset pulled out ends the track; a telephone call on iOS mutes it, and leaves it silent when it is over.
     track.onended = () => this.changeMicrophone({ ...this.#settings.microphone, deviceId: "" }).catch(() => {});
-    track.onunmute = () => this.changeMicrophone(this.#settings.microphone).catch(() => {});
+    track.onmute = () => {
+      track.onunmute = () => this.changeMicrophone(this.#settings.microphone).catch(() => {});
+    };
     this.#tell("microphone", track);
   }
 
@@ -154,8 +139,9 @@ export class Call extends EventTarget {
       wishes: this.#settings.wishes,
       queueS: this.#settings.queueS ?? 0,
       resume,
-      signal: this.#abort.signal,
     });
+    if (this.#abort.signal.aborted) endCall(this.#answer).catch(() => {});
+    this.#abort.signal.throwIfAborted();
     await peer.setRemoteDescription({ type: "answer", sdp: this.#answer.sdp });
     await connected(peer, CONNECT_TIMEOUT_MS);
     peer.onconnectionstatechange = () => this.#watch(peer);
@@ -180,7 +166,6 @@ export class Call extends EventTarget {
       this.#tell("sound", new MediaStream([track]));
     };
     this.#peer = peer;
-    this.#channel = channel;
     this.#stats = new StatsWindow();
     return peer;
   }

@@ -18,7 +18,7 @@ from tests.test_page import DESKTOP, PHONE
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="module")]
 
 TYPESCRIPT = (
-    *("--noEmit", "--allowJs", "--checkJs", "--strict"),
+    *("--noEmit", "--allowJs", "--checkJs", "--strict", "--noUnusedLocals"),
     *("--target", "es2023", "--module", "esnext", "--moduleResolution", "bundler", "--lib", "es2023,dom,dom.iterable"),
 )
 
