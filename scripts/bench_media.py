@@ -615,21 +615,27 @@ def _sum_up(outcomes: list[Outcome], result: Round) -> None:
 # ---- the run
 
 
-def plan(quick: bool) -> list[list[str]]:
+def plan(quick: bool, peers: list[int] | None) -> list[list[str]]:
     """The rounds: for each, the fault of every caller."""
+    if peers:
+        return [["clean"] * number for number in peers]
     if quick:
         return [["clean", "loss5", "one_lost", "jitter30"] * 4]
-    rounds = [["clean"] * peers for peers in (1, 16, 32, 64)]
-    return rounds + [[fault] * 16 for fault in ("loss1", "loss5", "jitter30", "one_lost")]
+    return [["clean"] * number for number in (1, 16, 32, 64)] + [
+        [fault] * 16 for fault in ("loss1", "loss5", "jitter30", "one_lost")
+    ]
 
 
-def run(quick: bool, seconds: float, say: Callable[[str], None]) -> list[Round]:
+def run(rounds_of: list[list[str]], seconds: float, say: Callable[[str], None]) -> list[Round]:
+    """Each round by both servers, one after the other."""
     rounds = []
     cores = sorted(os.sched_getaffinity(0))
     server_core, caller_core = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
     with ExitStack() as stack:
-        servers = [stack.enter_context(running(name, 64, server_core)) for name in ("plain", "ours")]
-        for n, faults in enumerate(plan(quick)):
+        servers = [
+            stack.enter_context(running(name, max(map(len, rounds_of)), server_core)) for name in ("plain", "ours")
+        ]
+        for n, faults in enumerate(rounds_of):
             for server in servers:
                 result = play_round(server, faults, seconds, 1000 * n, caller_core)
                 rounds.append(result)
@@ -676,6 +682,7 @@ def memory_per_caller(rounds: list[Round], server: str) -> float | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="16 callers, faults mixed, under a minute")
+    parser.add_argument("--peers", type=int, nargs="+", metavar="N", help="rounds of so many callers, without faults")
     parser.add_argument("--seconds", type=float, help="of each round that count (default 8; 6 if quick)")
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--realtime", action="store_true", help="ahead of all else the machine does (needs the right)")
@@ -687,7 +694,8 @@ def main() -> int:
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))  # and so all that it starts
     print(HEADER)
-    rounds = run(options.quick, options.seconds or (6 if options.quick else 8), lambda line: print(line, flush=True))
+    seconds = options.seconds or (6 if options.quick else 8)
+    rounds = run(plan(options.quick, options.peers), seconds, lambda line: print(line, flush=True))
     print("\n" + "\n".join(ratios(rounds)))
     for server in ("plain", "ours"):
         if (each := memory_per_caller(rounds, server)) is not None:

@@ -103,6 +103,8 @@ class Encoder:
         self._opus = _libopus()
         self._state = ctypes.create_string_buffer(self._opus.opus_encoder_get_size(1))
         _check(self._opus.opus_encoder_init(self._state, SAMPLE_RATE, 1, _APPLICATION_AUDIO), "encoder")
+        self._chunk = (ctypes.c_int16 * CHUNK_SAMPLES)()
+        self._pcm: Pcm = np.ctypeslib.as_array(self._chunk)
         self._packet = ctypes.create_string_buffer(_MAX_PACKET_BYTES)
         self._set(_SET_BITRATE, self.BITRATE)
         self._set(_SET_COMPLEXITY, self.COMPLEXITY)
@@ -110,10 +112,10 @@ class Encoder:
 
     def encode(self, chunk: Pcm) -> bytes:
         """The packet of a chunk [480]."""
-        chunk = np.ascontiguousarray(chunk, np.int16)
-        size = self._opus.opus_encode(self._state, chunk.ctypes.data, CHUNK_SAMPLES, self._packet, _MAX_PACKET_BYTES)
+        self._pcm[:] = chunk
+        size = self._opus.opus_encode(self._state, self._chunk, CHUNK_SAMPLES, self._packet, _MAX_PACKET_BYTES)
         _check(min(size, 0), "packet")
-        return self._packet.raw[:size]
+        return ctypes.string_at(self._packet, size)
 
     @property
     def guarded(self) -> bool:

@@ -8,7 +8,7 @@ later. This lead over the slowest step is given back once it is no longer needed
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,7 @@ class Playout:
         """The frame that the last slot was of, whether it was sent or rested; None while nothing has come."""
         self.counters = PlayoutCounters()
         self._continuous = continuous
-        self._queue: deque[tuple[int, Pcm]] = deque()  # (position, chunk), at most _QUEUE_CHUNKS: the oldest is dropped
+        self._queue: deque[_Chunk] = deque()  # at most _QUEUE_CHUNKS: the oldest is dropped
         self._slots = 0
         self._grid = math.inf  # when the next slot is due by the schedule; `next_due` is later while it waits
         self._spare: deque[float] = deque(maxlen=_LEAD_FRAMES)  # how early each frame came, less what `_given_back` was
@@ -112,7 +112,7 @@ class Playout:
             self._grid = now
         self._give_back_lead(now)
         self.next_due = self._grid
-        self._queue.extend((position, chunk) for chunk in frame.reshape(-1, CHUNK_SAMPLES))
+        self._queue.extend(_cut(frame, position))
         self._drop_oldest(len(self._queue) - _QUEUE_CHUNKS)
 
     def pop(self, now: float) -> Slot | None:
@@ -130,31 +130,32 @@ class Playout:
         if not self._queue:
             return 0
         dropped = len(self._queue)
-        position, chunk = self._queue[0]
+        first = self._queue[0]
         self._drop_oldest(dropped)
-        self._queue.append((position, _scaled(chunk, 1 - _RISE)))
+        self._queue.append(replace(first, pcm=_scaled(first.pcm, 1 - _RISE)))
         return dropped
 
     def _speak(self) -> Slot | None:
-        position, chunk = self._queue.popleft()
-        self.playing = position
+        chunk = self._queue.popleft()
+        self.playing = chunk.position
         if self._queue and self.lead_s >= CHUNK_S + _LEAD_SPARE_S:
             chunk = self._merged_with_next(chunk)
         if self._broken:
-            chunk = splice.faded_in(chunk)
+            chunk = replace(chunk, pcm=splice.faded_in(chunk.pcm))
         self._broken = False
-        return self._slot(chunk, position)
+        return self._slot(chunk)
 
     def _stay_silent(self) -> Slot | None:
         self.counters.underruns += 1
         pcm = np.zeros(CHUNK_SAMPLES, np.int16) if self._broken else _fading_echo(self._last)
+        quiet = self._broken or self._quiet > 0
         self._broken = True
-        return self._slot(pcm, None)
+        return self._slot(_Chunk(None, pcm, quiet))
 
-    def _slot(self, pcm: Pcm, position: int | None) -> Slot | None:
+    def _slot(self, chunk: "_Chunk") -> Slot | None:
         was_resting = self.resting
-        self._quiet = self._quiet + 1 if _is_quiet(pcm) else 0
-        pcm = self._eased_into_rest(pcm, was_resting)
+        self._quiet = self._quiet + 1 if chunk.quiet else 0
+        pcm = self._eased_into_rest(chunk.pcm, was_resting)
         timestamp = self._slots * CHUNK_SAMPLES
         self._slots += 1
         self._last = pcm
@@ -162,7 +163,7 @@ class Playout:
             self.counters.rested += 1
             return None
         self.counters.sent += 1
-        return Slot(pcm, timestamp, was_resting and not self.resting, position)
+        return Slot(pcm, timestamp, was_resting and not self.resting, chunk.position)
 
     def _eased_into_rest(self, pcm: Pcm, was_resting: bool) -> Pcm:
         """Near-silence fades before the first slot that is not sent, and rises after the last one."""
@@ -182,12 +183,12 @@ class Playout:
             self._grid -= step
             self._given_back += step
 
-    def _merged_with_next(self, chunk: Pcm) -> Pcm:
+    def _merged_with_next(self, chunk: "_Chunk") -> "_Chunk":
         """Give back a whole chunk of lead: this one passes over into the next within 20 ms."""
-        _, following = self._queue.popleft()
+        following = self._queue.popleft()
         self._given_back += CHUNK_S
         self.counters.merged += 1
-        return _scaled(chunk, 1 - _RISE) + _scaled(following, _RISE)
+        return replace(following, pcm=_scaled(chunk.pcm, 1 - _RISE) + _scaled(following.pcm, _RISE))
 
     def _skip_what_was_missed(self, now: float) -> None:
         """Where the server was held up for long, let time pass rather than send everything in one burst."""
@@ -204,9 +205,20 @@ class Playout:
             self.counters.dropped += 1
 
 
-def _is_quiet(pcm: Pcm) -> bool:
-    sound = pcm.astype(np.float32)
-    return float(sound @ sound) <= _QUIET_RMS**2 * len(pcm)
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """20 ms that wait to be sent."""
+
+    position: int | None
+    pcm: Pcm
+    quiet: bool
+
+
+def _cut(frame: Pcm, position: int) -> list[_Chunk]:
+    chunks = frame.reshape(-1, CHUNK_SAMPLES)
+    sound = chunks.astype(np.float32)
+    quiet = np.einsum("ij,ij->i", sound, sound) <= _QUIET_RMS**2 * CHUNK_SAMPLES
+    return [_Chunk(position, chunk, is_quiet) for chunk, is_quiet in zip(chunks, quiet.tolist(), strict=True)]
 
 
 def _scaled(pcm: Pcm, gain: NDArray[np.float32]) -> Pcm:

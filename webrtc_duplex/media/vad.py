@@ -1,9 +1,9 @@
 """Whether somebody speaks: cheap, and only advice. The model hears everything and decides for itself."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 
@@ -18,6 +18,8 @@ _FLOOR_RISES_DB = 0.02  # a block: 2 dB a second, so that a sentence does not li
 _FLOOR_FALLS = 0.2  # of the way down to a quieter block
 _STARTS_WITH = 5  # loud blocks among the last ...
 _STARTS_WITHIN = 8
+_MEAN = np.full(BLOCK_SAMPLES, 1 / BLOCK_SAMPLES, np.float32)
+_FULL_SCALE_DB = 20 * math.log10(32768)
 _HANGOVER_BLOCKS = 40  # pauses within a sentence are shorter than this
 
 
@@ -47,10 +49,10 @@ class VoiceDetector:
 
     def hear(self, pcm: Pcm) -> list[SpeechStarted | SpeechStopped]:
         """What starts or stops in the next piece of sound, of any length."""
-        sound = np.concatenate([self._rest, pcm])
+        sound = np.concatenate([self._rest, pcm]) if len(self._rest) else pcm
         whole = len(sound) // BLOCK_SAMPLES * BLOCK_SAMPLES
         self._rest = sound[whole:]
-        events = [self._hear_block(float(level)) for level in _levels_db(sound[:whole])]
+        events = [self._hear_block(level) for level in _levels_db(sound[:whole])]
         return [event for event in events if event is not None]
 
     def _hear_block(self, level_db: float) -> SpeechStarted | SpeechStopped | None:
@@ -76,7 +78,9 @@ class VoiceDetector:
             self._floor_db += _FLOOR_FALLS * (max(level_db, _LOWEST_FLOOR_DB) - self._floor_db)
 
 
-def _levels_db(pcm: Pcm) -> NDArray[np.float64]:
+def _levels_db(pcm: Pcm) -> list[float]:
     """Loudness of each block in dB of full scale, without its DC."""
-    blocks = pcm.reshape(-1, BLOCK_SAMPLES) / 32768
-    return np.asarray(10 * np.log10(np.var(blocks, axis=1) + 1e-12))
+    blocks = pcm.reshape(-1, BLOCK_SAMPLES).astype(np.float32)
+    power = np.einsum("ij,ij->i", blocks, blocks) / BLOCK_SAMPLES - (blocks @ _MEAN) ** 2
+    levels: list[float] = (10 * np.log10(np.maximum(power, 1e-3)) - _FULL_SCALE_DB).tolist()
+    return levels
