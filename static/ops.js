@@ -1,12 +1,13 @@
 /**
- * The operator's page: rows, callers, and the time of a step against its budget, read once a second from `metrics` and
- * the list of calls.
+ * The operator's page: rows, callers, and the time of a step against its budget, read from `metrics` and the list of
+ * calls.
  */
 
 import { Exposition, quantileBetween } from "./exposition.js";
-import { Plot, SECONDS } from "./plot.js";
+import { POINTS, Plot } from "./plot.js";
 
-const EVERY_MS = 1_000;
+/** The engine tells its statistics once a second: asked more rarely, there is always something new. */
+const EVERY_MS = 2_000;
 const BUDGET_MS = 80;
 const KEY = "operator-key";
 
@@ -26,7 +27,7 @@ const find = (/** @type {string} */ id) => /** @type {HTMLElement} */ (document.
 const keyField = /** @type {HTMLInputElement} */ (find("key"));
 const canvas = (/** @type {string} */ id) => /** @type {HTMLCanvasElement} */ (find(id));
 
-/** Two quantiles of one histogram, second by second. */
+/** Two quantiles of one histogram, look by look. */
 class Watch {
   /** @type {import("./exposition.js").Buckets | null} */
   #before = null;
@@ -53,7 +54,7 @@ class Watch {
   /** @param {(number | null)[]} values @param {number | null} seconds */
   #push(values, seconds) {
     values.push(seconds === null ? null : seconds * 1000);
-    if (values.length > SECONDS) values.shift();
+    if (values.length > POINTS) values.shift();
   }
 }
 
@@ -141,7 +142,7 @@ function showCounts(exposition) {
   find("counts").replaceChildren(
     ...Object.entries(COUNTERS).map(([name, title]) => {
       const pair = document.createElement("div");
-      pair.append(element("dt", title), element("dd", format(exposition.sum(name), 0)));
+      pair.append(element("dt", title), element("dd", format(exposition.sum(name) ?? 0, 0)));
       return pair;
     }),
   );

@@ -1,10 +1,10 @@
 /**
- * A line plot over the last minutes, drawn on a canvas: one value a second, now at the right.
+ * A line plot of the last POINTS values, drawn on a canvas, the newest at the right.
  */
 
-export const SECONDS = 120;
+export const POINTS = 60;
 
-/** @typedef {{ ink: string, values: (number | null)[] }} Line one value a second, the newest last; `ink`: a CSS variable */
+/** @typedef {{ ink: string, values: (number | null)[] }} Line the newest value last; `ink`: the CSS variable of its colour */
 
 export class Plot {
   #canvas;
@@ -64,7 +64,7 @@ export class Plot {
     pen.beginPath();
     values.forEach((value, i) => {
       if (value === null) return;
-      const x = width - ((values.length - 1 - i) / (SECONDS - 1)) * width;
+      const x = width - ((values.length - 1 - i) / (POINTS - 1)) * width;
       if (i === 0 || values[i - 1] === null) pen.moveTo(x, y(value));
       else pen.lineTo(x, y(value));
     });
