@@ -320,14 +320,14 @@ class CodecTransformer(nn.Module):
 
     def __init__(self, config: MimiConfig, device: torch.device) -> None:
         super().__init__()
-        self.capacity = config.keys
         self.layers: Stack[CodecLayer] = Stack(CodecLayer(config, device) for _ in range(config.layers))
         frequencies = rope_frequencies(config.head_width, config.max_period, device)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
-    def run(self, x: Tensor, state: CodecState, rows: Tensor) -> None:
-        """Run x [B, 2, D] through the layers in place."""
-        window = StepWindow.open(state.position, rows, LATENTS, self.capacity, self.frequencies, x.dtype)
+    def run(self, x: Tensor, state: CodecState, rows: Tensor, frames: int | None) -> None:
+        """Run x [B, 2, D] through the layers in place; no listed row is older than `frames`, this one included."""
+        used = None if frames is None else LATENTS * frames
+        window = StepWindow.open(state.position, rows, LATENTS, state.rings[0], self.frequencies, used)
         for layer, ring in zip(self.layers, state.rings, strict=True):
             layer.run(x, window, ring)
         state.position.index_add_(0, rows, torch.full_like(rows, LATENTS))
@@ -361,15 +361,15 @@ class Encoder(nn.Module):
         past = DOWNSAMPLE_KERNEL - LATENTS
         return sum(conv.taps for conv in self.modules() if isinstance(conv, CausalConv)) + past * self.last.wide
 
-    def run(self, pcm: Tensor, state: CodecState, rows: Tensor) -> Tensor:
-        """pcm f32 [B, 1920], -1 to 1 -> latent [B, D]"""
+    def run(self, pcm: Tensor, state: CodecState, rows: Tensor, frames: int | None = None) -> Tensor:
+        """pcm f32 [B, 1920], -1 to 1 -> latent [B, D]; `frames`: see `CodecTransformer.run`."""
         taps = Taps.of_rows(state, rows)
         fresh = state.position.index_select(0, rows) == 0
         x = taps.by_groups(pcm[:, :, None], self._run_long)
         for stage in self._short:
             x = stage.run(x, taps)
         x = self.last.run(taps.pad(x, self.last.past))  # [B, 2, D]
-        self.transformer.run(x, state, rows)
+        self.transformer.run(x, state, rows, frames)
         x = taps.pad_first(x, DOWNSAMPLE_KERNEL - LATENTS, fresh)
         taps.store(state, rows)
         return functional.linear(x.flatten(1), self.downsample)
@@ -417,12 +417,12 @@ class Decoder(nn.Module):
         convs = (conv for conv in self.modules() if isinstance(conv, CausalConv | CausalUpConv))
         return self.first.narrow + sum(conv.taps for conv in convs)
 
-    def run(self, latent: Tensor, state: CodecState, rows: Tensor) -> Tensor:
-        """latent [B, D] -> pcm f32 [B, 1920]"""
+    def run(self, latent: Tensor, state: CodecState, rows: Tensor, frames: int | None = None) -> Tensor:
+        """latent [B, D] -> pcm f32 [B, 1920]; `frames`: see `CodecTransformer.run`."""
         taps = Taps.of_rows(state, rows)
         past, now = taps.pad(latent[:, None], 1, activate=False).chunk(2, dim=1)  # [B, 1, D] each
         x = past * self.upsample[0] + now * self.upsample[1]  # [B, 2, D]
-        self.transformer.run(x, state, rows)
+        self.transformer.run(x, state, rows, frames)
         x = self.first.run(taps.pad(x, self.first.past, activate=False))
         for stage in self._short:
             x = stage.run(x, taps)
@@ -543,9 +543,9 @@ class Mimi(nn.Module):
         """pcm f32 [B, 1920], one frame of each listed row -> codes int64 [B, 8]"""
         return self.quantizer.encode(self.encoder.run(pcm, state.encoder, rows))
 
-    def decode(self, codes: Tensor, state: MimiState, rows: Tensor) -> Tensor:
+    def decode(self, codes: Tensor, state: MimiState, rows: Tensor, frames: int | None = None) -> Tensor:
         """codes int64 [B, 8], one frame of each listed row -> pcm f32 [B, 1920]"""
-        return self.decoder.run(self.quantizer.decode(codes), state.decoder, rows)
+        return self.decoder.run(self.quantizer.decode(codes), state.decoder, rows, frames)
 
     def encode_stream(self, pcm: Tensor) -> Tensor:
         """A whole recording, f32 [n], as a stream of its own: codes int64 [8, frames], the last frame zero-padded."""

@@ -15,6 +15,7 @@ The caller's frame completes column p, is heard at once, and is answered by the 
 (`personaplex.md` 3.3; the reference of NVIDIA is one call later and says the same).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +25,7 @@ from webrtc_duplex.model.config import CODEBOOKS, LMConfig
 from webrtc_duplex.model.depformer import Depformer
 from webrtc_duplex.model.mimi import Mimi, MimiState
 from webrtc_duplex.model.prompts import PromptColumns
-from webrtc_duplex.model.sampling import SamplerState, draws
+from webrtc_duplex.model.sampling import Draw, Greedy, SamplerState, draws
 from webrtc_duplex.model.temporal import Temporal, TemporalState
 from webrtc_duplex.model.weights import Piece, under
 
@@ -67,6 +68,21 @@ class Answer:
     """The greatest logit of each of the 9 draws, f32 [B, 9]; not a number where any logit was not"""
 
 
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What the host knows of the listed rows, so that a step can do less; no hint changes a bit of what is said."""
+
+    greedy: bool = False
+    """All of them are greedy: no noise is made."""
+    columns: int | None = None
+    """None of them has heard more columns than that, with this step's; prompt included."""
+    frames: int | None = None
+    """None of them has heard or said more frames than that, with this step's."""
+
+
+NO_HINTS = Hints()
+
+
 class LM(nn.Module):
     """The language model; its weights are uninitialised until the pieces are loaded."""
 
@@ -99,10 +115,10 @@ class LM(nn.Module):
         state.heard.index_copy_(0, rows, heard)
         return torch.cat([own, torch.where(self.late[CALLER], before, heard)], dim=1)
 
-    def answer(self, column: Tensor, rows: Tensor, state: LMState) -> Answer:
+    def answer(self, column: Tensor, rows: Tensor, state: LMState, hints: Hints = NO_HINTS) -> Answer:
         """Hear a column [B, 17], choose the next one's own tokens, and with them complete a frame."""
-        hidden = self.temporal.step(column, state.temporal, rows)
-        own, best = self._choose(hidden, rows, state, CODEBOOKS)
+        hidden = self.temporal.step(column, state.temporal, rows, hints.columns)
+        own, best = self._choose(hidden, rows, state, CODEBOOKS, hints.greedy)
         state.own.index_copy_(0, rows, own)
         return Answer(torch.where(self.late[AGENT], own[:, AGENT], column[:, AGENT]), hidden, best)
 
@@ -119,15 +135,18 @@ class LM(nn.Module):
         Its codebooks 1..7 belong to the prompt's last frame, so they are given.
         """
         rows = torch.tensor([row], device=self.late.device)
-        chosen, _ = self._choose(hidden[None], rows, state, steps=1)
+        chosen, _ = self._choose(hidden[None], rows, state, steps=1, greedy=False)
         agent = torch.where(self.late[AGENT], prompt.tail_agent.to(self.late.device), chosen[0, 1])
         state.own[row] = torch.cat([chosen[0, :1], agent])
         state.heard[row] = prompt.tail_user.to(self.late.device)
 
-    def _choose(self, hidden: Tensor, rows: Tensor, state: LMState, steps: int) -> tuple[Tensor, Tensor]:
+    def _choose(self, hidden: Tensor, rows: Tensor, state: LMState, steps: int, greedy: bool) -> tuple[Tensor, Tensor]:
         """Text and the first `steps` agent codes of the next column [B, 1 + steps], and each draw's greatest logit."""
-        frames = state.temporal.position.index_select(0, rows)
-        text_draw, code_draws = draws(state.sampler, rows, frames, self.config)
+        text_draw: Draw | Greedy = Greedy()
+        code_draws: Sequence[Draw | Greedy] = [Greedy()] * steps
+        if not greedy:
+            frames = state.temporal.position.index_select(0, rows)
+            text_draw, code_draws = draws(state.sampler, rows, frames, steps, self.config)
         text, text_best = text_draw.sample(self.temporal.text_logits(hidden))
         best = [text_best]
 
@@ -190,12 +209,12 @@ class PersonaPlex:
             rows = torch.tensor([row], device=self.lm.late.device)
             self.mimi.decode(prompt.tail_agent.to(rows.device)[None], state.mimi, rows)
 
-    def step(self, pcm: Tensor, rows: Tensor, state: ModelState) -> Said:
+    def step(self, pcm: Tensor, rows: Tensor, state: ModelState, hints: Hints = NO_HINTS) -> Said:
         """One frame of each listed row: pcm int16 [B, 1920], rows int64 [B]. Their prompts must have been opened."""
-        latent = self.mimi.encoder.run(pcm / PCM_SCALE, state.mimi.encoder, rows)
+        latent = self.mimi.encoder.run(pcm / PCM_SCALE, state.mimi.encoder, rows, hints.frames)
         column = self.lm.complete(self.mimi.quantizer.encode(latent), rows, state.lm)
-        answer = self.lm.answer(column, rows, state.lm)
-        sound = self.mimi.decode(answer.codes, state.mimi, rows)
+        answer = self.lm.answer(column, rows, state.lm, hints)
+        sound = self.mimi.decode(answer.codes, state.mimi, rows, hints.frames)
         finite = torch.cat([latent, answer.hidden.float(), answer.best, sound], dim=1).sum(1).isfinite()
         return Said(to_int16(sound), text=column[:, 0], codes=answer.codes, sound=finite)
 

@@ -19,7 +19,7 @@ from webrtc_duplex.model.checkpoint import Checkpoint, load_lm, load_mimi, open_
 from webrtc_duplex.model.echo import EchoRunner
 from webrtc_duplex.model.hub import find_checkpoint
 from webrtc_duplex.model.memory import MemoryPlan, available_bytes, plan_memory
-from webrtc_duplex.model.personaplex import ModelState, PersonaPlex, Said
+from webrtc_duplex.model.personaplex import NO_HINTS, Hints, ModelState, PersonaPlex, Said
 from webrtc_duplex.model.prompter import Prompter, Wish
 from webrtc_duplex.model.prompts import PromptColumns
 from webrtc_duplex.model.sampling import asked
@@ -107,10 +107,10 @@ class Lanes:
         self._rows = torch.full((count,), scratch)
         self._pcm = torch.zeros(count, FRAME_SAMPLES, dtype=torch.int16)
 
-    def step(self, rows: NDArray[np.int64], pcm: Pcm) -> Said:
+    def step(self, rows: NDArray[np.int64], pcm: Pcm, hints: Hints) -> Said:
         """Rows [n], pcm [n, 1920]; the answer has all lanes, the first n are the rows'."""
         self._fill(rows, pcm)
-        return self._model.step(self._pcm, self._rows, self._state)
+        return self._model.step(self._pcm, self._rows, self._state, hints)
 
     def _fill(self, rows: NDArray[np.int64], pcm: Pcm) -> None:
         self._rows[: len(rows)] = torch.from_numpy(rows)
@@ -139,7 +139,8 @@ class CudaLanes(Lanes):
             for host, device in zip(_parts(self._said), _parts(said), strict=True):
                 host.copy_(device, non_blocking=True)
 
-    def step(self, rows: NDArray[np.int64], pcm: Pcm) -> Said:
+    def step(self, rows: NDArray[np.int64], pcm: Pcm, hints: Hints) -> Said:
+        """As `Lanes.step`; a graph does the same whatever is hinted."""
         self._fill(rows, pcm)
         self.graph.replay()
         self._done.record()
@@ -180,6 +181,8 @@ class PersonaPlexRunner:
         self._model = model
         self._prompts = prompts
         self._state = model.allocate(rows)
+        self._ages = np.zeros((rows + 1, 2), np.int64)  # columns and frames of each row
+        self._hot = np.zeros(rows + 1, np.bool_)  # whether the row's call is sampled, not greedy
         self._openings: dict[int, Opening] = {}
         self._cache = PromptCache(cache_bytes)
         self._lanes = self._make_lanes(lane_counts)
@@ -201,7 +204,9 @@ class PersonaPlexRunner:
         opening = None if cached else Opening(wish, self._prompts.columns(wish))
         self.reset(row)
         self._state.lm.sampler.set_row(row, prompt.seed, sampling)
+        self._hot[row] = max(sampling.text_temperature, sampling.audio_temperature) > 0
         if cached:
+            self._ages[row] = len(cached.columns), 1
             cached.image.put(self._prompted(), row, len(cached.columns))
             self._model.lm.open(cached.columns, cached.hidden, row, self._state.lm)
             return 0
@@ -216,6 +221,7 @@ class PersonaPlexRunner:
         count = min(columns, opening.left)
         hidden = self._model.lm.prefill(opening.columns, row, opening.done, count, self._state.lm)
         opening.done += count
+        self._ages[row] = opening.done, 1
         if not opening.left:
             del self._openings[row]
             self._end_prompt(row, opening, hidden)
@@ -225,13 +231,18 @@ class PersonaPlexRunner:
     def reset(self, row: int) -> None:
         """Make the row equal a fresh one."""
         self._openings.pop(row, None)
+        self._ages[row] = 0
+        self._hot[row] = False
         zero_row(self._state, row)
 
     @torch.inference_mode()
     def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
         """One frame of the listed rows [n]: pcm int16 [n, 1920] -> pcm int16 [n, 1920], text [n], sound [n]."""
         count = len(rows)
-        said = self._lanes_for(count).step(rows, pcm)
+        self._ages[rows] += 1
+        columns, frames = self._ages[rows].max(axis=0).tolist()
+        hints = Hints(greedy=not self._hot[rows].any(), columns=columns, frames=frames)
+        said = self._lanes_for(count).step(rows, pcm, hints)
         pcm_out, text, self.codes, sound = (part[:count].numpy().copy() for part in _parts(said))
         return pcm_out, text, sound
 
@@ -273,7 +284,7 @@ class PersonaPlexRunner:
     def _warm_up(self) -> None:
         """Step every number of lanes once with no row, and prefill the default prompt in the scratch row."""
         for count in self._lanes:
-            self._lanes[count].step(np.zeros(0, np.int64), np.zeros((0, FRAME_SAMPLES), np.int16))
+            self._lanes[count].step(np.zeros(0, np.int64), np.zeros((0, FRAME_SAMPLES), np.int16), NO_HINTS)
         self.prefill(self.rows, self.begin(self.rows, Prompt()))
 
 

@@ -20,6 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 
 
+SPAN_STEP = 64
+
+
 @dataclass(frozen=True, slots=True)
 class Ring:
     """Keys and values that one attention layer remembers: [rows + 1, H, C, d], keys already rotated."""
@@ -62,23 +65,27 @@ class StepWindow:
     rotation: Tensor
     """complex64 [B, T, 1, 1, d / 2]"""
     mask: Tensor
-    """0 or -inf, [B or rows + 1, 1, T, C]"""
+    """0 or -inf, [B or rows + 1, 1, T, span]"""
     in_place: bool
 
     @classmethod
     def open(
-        cls, positions: Tensor, rows: Tensor, count: int, capacity: int, frequencies: Tensor, dtype: torch.dtype
+        cls, positions: Tensor, rows: Tensor, count: int, ring: Ring, frequencies: Tensor, used: int | None
     ) -> Self:
-        """`count` new positions from each listed row's `positions` [rows + 1] on, in rings of `capacity` slots."""
+        """`count` new positions from each listed row's `positions` [rows + 1] on, for rings like `ring`.
+
+        `used`: the host knows that none of the listed rows will have more positions than that behind it; slots that
+        cannot be in use are not read. Spans are multiples of 64, among which an attention's bits do not depend on it.
+        """
         steps = torch.arange(count, device=positions.device)
         listed = positions.index_select(0, rows)[:, None] + steps  # [B, T]
         in_place = 2 * rows.shape[0] >= positions.shape[0]
-        queries = positions[:, None] + steps if in_place else listed
+        span = ring.capacity if used is None else min(ring.capacity, -(-used // SPAN_STEP) * SPAN_STEP)
         return cls(
             rows=rows,
-            slots=listed.remainder(capacity),
+            slots=listed.remainder(ring.capacity),
             rotation=rotation(listed, frequencies)[:, :, None, None],
-            mask=ring_mask(queries, capacity, dtype),
+            mask=ring_mask(positions[:, None] + steps if in_place else listed, ring.capacity, span, ring.keys.dtype),
             in_place=in_place,
         )
 
@@ -86,16 +93,16 @@ class StepWindow:
         rotate(qkv[:, :, :2], self.rotation)
         query, keys, values = qkv.unbind(2)  # [B, T, H, d] each
         append(ring, self.rows, self.slots, keys, values)
-        attended = self._attend_in_place(query, ring) if self.in_place else self._attend_listed(query, ring)
-        return attended.flatten(2)
+        span = self.mask.shape[-1]
+        remembered = ring.keys[:, :, :span], ring.values[:, :, :span]
+        return (self._in_place(query, *remembered) if self.in_place else self._copied(query, *remembered)).flatten(2)
 
-    def _attend_in_place(self, query: Tensor, ring: Ring) -> Tensor:
-        queries = query.new_zeros(ring.keys.shape[0], *query.shape[1:]).index_copy_(0, self.rows, query)
-        return attend(queries, ring.keys, ring.values, self.mask).index_select(0, self.rows)
+    def _in_place(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        queries = query.new_zeros(len(keys), *query.shape[1:]).index_copy_(0, self.rows, query)
+        return attend(queries, keys, values, self.mask).index_select(0, self.rows)
 
-    def _attend_listed(self, query: Tensor, ring: Ring) -> Tensor:
-        keys, values = ring.keys.index_select(0, self.rows), ring.values.index_select(0, self.rows)
-        return attend(query, keys, values, self.mask)
+    def _copied(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return attend(query, keys.index_select(0, self.rows), values.index_select(0, self.rows), self.mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +123,9 @@ class ChunkWindow:
     """0 or -inf, [1, 1, T, n + T]"""
 
     @classmethod
-    def open(cls, row: int, start: int, count: int, capacity: int, frequencies: Tensor, dtype: torch.dtype) -> Self:
-        """`count` new positions of `row` from position `start` on."""
-        device = frequencies.device
+    def open(cls, row: int, start: int, count: int, ring: Ring, frequencies: Tensor) -> Self:
+        """`count` new positions of `row` from position `start` on, for rings like `ring`."""
+        capacity, device = ring.capacity, frequencies.device
         first = start - min(start, capacity - 1)
         keys = torch.arange(first, start + count, device=device)
         queries = keys[start - first :]
@@ -129,7 +136,7 @@ class ChunkWindow:
             earlier=keys[: start - first].remainder(capacity),
             written=queries[-capacity:].remainder(capacity),
             rotation=rotation(queries[None], frequencies)[:, :, None, None],
-            mask=additive(seen, dtype)[None, None],
+            mask=additive(seen, ring.keys.dtype)[None, None],
         )
 
     def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
@@ -168,15 +175,15 @@ def rotate(pairs: Tensor, by: Tensor) -> None:
         pairs.copy_(torch.view_as_real(as_complex * by).flatten(-2))
 
 
-def ring_mask(queries: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
-    """What T consecutive positions [N, T] see in their rings once all T are written: 0 or -inf, [N, 1, T, C].
+def ring_mask(queries: Tensor, capacity: int, span: int, dtype: torch.dtype) -> Tensor:
+    """What T consecutive positions [N, T] see in `span` slots once all T are written: 0 or -inf, [N, 1, T, span].
 
     The last of them sees all that is there; an earlier one not the later ones, nor the keys that those overwrote.
     """
     last = queries[:, -1:]
     holds = last - (last - torch.arange(capacity, device=queries.device)).remainder(
         capacity
-    )  # [N, C]: position in slot
+    )  # [N, span]: position in slot
     holds = holds[:, None]
     seen = (holds >= 0) & (holds <= queries[:, :, None])
     return additive(seen, dtype)[:, None]

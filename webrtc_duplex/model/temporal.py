@@ -41,9 +41,7 @@ class TemporalState:
 
 def rms_norm(x: Tensor, alpha: Tensor) -> Tensor:
     """x * alpha / rms(x), in f32 and back in the dtype of x."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + NORM_EPSILON)
-    return (wide * (alpha.float() * scale)).to(x.dtype)
+    return functional.rms_norm(x.float(), alpha.shape, alpha.float(), NORM_EPSILON).to(x.dtype)
 
 
 def gated(u: Tensor) -> Tensor:
@@ -112,17 +110,17 @@ class Temporal(nn.Module):
             total = total + embeddings[..., table, :]
         return total
 
-    def step(self, columns: Tensor, state: TemporalState, rows: Tensor) -> Tensor:
-        """The next column [B, 17] of each listed row -> hidden [B, D]."""
+    def step(self, columns: Tensor, state: TemporalState, rows: Tensor, heard: int | None = None) -> Tensor:
+        """The next column [B, 17] of each listed row -> hidden [B, D]. None of them is older than `heard` columns."""
         x = self.embed(columns)[:, None]
-        window = StepWindow.open(state.position, rows, 1, self.config.keys, self.frequencies, x.dtype)
+        window = StepWindow.open(state.position, rows, 1, state.rings[0], self.frequencies, heard)
         hidden = self._run(x, window, state)
         state.position.index_add_(0, rows, torch.ones_like(rows))
         return hidden[:, 0]
 
     def prefill(self, x: Tensor, state: TemporalState, row: int, start: int) -> Tensor:
         """T embedded columns [T, D] of one row, from position `start` on, at once -> hidden of the last [D]."""
-        window = ChunkWindow.open(row, start, len(x), self.config.keys, self.frequencies, x.dtype)
+        window = ChunkWindow.open(row, start, len(x), state.rings[0], self.frequencies)
         hidden = self._run(x[None].clone(), window, state)
         state.position[row] = start + len(x)
         return hidden[0, -1]
