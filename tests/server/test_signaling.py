@@ -25,7 +25,7 @@ from tests.server.served import (
     serving_without_engine,
 )
 from webrtc_duplex.errors import RequestError
-from webrtc_duplex.server.reading import JSON_BYTES, SDP_BYTES, parse_json, read_query
+from webrtc_duplex.server.reading import JSON_BYTES, SDP_BYTES, parse_form, parse_json, read_query
 
 
 @pytest.fixture
@@ -257,6 +257,15 @@ async def test_a_refused_offer_leaves_every_row_free(http: Http) -> None:
         assert (await http.post(CALLS, data=offer_file(f"refused/{name}"), headers=SDP)).status in (400, 422)
     for _ in range(2):
         assert (await http.post(CALLS, data=OFFER, headers=SDP)).status == 201
+
+
+@given(st.binary(max_size=200), st.text(max_size=40))
+def test_any_bytes_are_a_form_or_refused(body: bytes, boundary: str) -> None:
+    for start in (b"", f"--{boundary}\r\nContent-Disposition: form-data; name=".encode(errors="replace")):
+        try:
+            parse_form(f"multipart/form-data; boundary={boundary}", start + body)
+        except RequestError as refusal:
+            assert refusal.code == "invalid_multipart"
 
 
 @given(st.binary(max_size=200))

@@ -4,10 +4,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.message import Message
+from email.parser import BytesParser
 from typing import Final
 
-from aiohttp import BodyPartReader, MultipartReader, web
-from aiohttp.http import HttpProcessingError
+from aiohttp import web
 
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.server.realtime import Json
@@ -188,25 +189,22 @@ def as_object(body: Mapping[str, Json], name: str) -> dict[str, Json]:
 
 async def _read_form(request: web.Request) -> tuple[str, dict[str, Json]]:
     """Parts `sdp` and `session`, as OpenAI's servers are sent; others are passed over."""
-    try:
-        parts = await _parts(await request.multipart())
-    except (HttpProcessingError, ValueError, AssertionError, LookupError, web.RequestPayloadError):
-        raise RequestError("the form cannot be read", code="invalid_multipart") from None
+    parts = parse_form(request.headers["Content-Type"], await read_body(request, JSON_BYTES))
     if "sdp" not in parts:
         raise RequestError("the form has no part 'sdp'", code="invalid_multipart", param="sdp")
     return as_text(parts["sdp"]), parse_json(parts["session"]) if "session" in parts else {}
 
 
-async def _parts(reader: MultipartReader) -> dict[str, bytes]:
-    """The form's parts by name, all together no larger than a JSON body may be."""
+def parse_form(content_type: str, body: bytes) -> dict[str, bytes]:
+    """The parts of a form by name. Raises RequestError `invalid_multipart`."""
+    head = f"Content-Type: {content_type}\r\n\r\n".encode(errors="replace")
+    message = BytesParser().parsebytes(head + body)
+    if not message.is_multipart() or message.defects:
+        raise RequestError("the form cannot be read, or has no end", code="invalid_multipart")
     parts: dict[str, bytes] = {}
-    room = JSON_BYTES
-    while isinstance(part := await reader.next(), BodyPartReader):
-        body = bytearray()
-        while piece := await part.read_chunk():
-            body += piece
-            if len(body) > room:
-                raise _too_large(JSON_BYTES)
-        room -= len(body) + 1  # empty parts have their end too
-        parts[part.name or ""] = bytes(body)
+    for part in message.get_payload():
+        name = part.get_param("name", header="content-disposition") if isinstance(part, Message) else None
+        content = part.get_payload(decode=True) if isinstance(part, Message) else None
+        if isinstance(name, str) and isinstance(content, bytes):
+            parts[name] = content
     return parts
