@@ -17,8 +17,9 @@ note by the kernel's clock when each packet leaves and comes. Faults are put on 
   that a packet takes to fill.
 - Pacing: how far the time between two packets of the server's is from 20 ms.
 
-Milliseconds depend on the machine and on what else it does (`probe` is how long a fixed loop took, against its best);
-the ratio of the two servers decides.
+Milliseconds depend on the machine and on what else it does: `probe` is the CPU time that a fixed loop on the server's
+core took in that round, against its best of all rounds, and what CPU is divided by for the ratio of the two servers,
+which decides.
 """
 
 import argparse
@@ -458,8 +459,8 @@ class Round:
     engine_ms: float = 0.0
     memory_mb: float = 0.0
     """Resident memory of the server process."""
-    probe: float = 0.0
-    """How much slower than at its best the machine was."""
+    probe: float = 1.0
+    """How much longer than at its best a fixed loop took on the server's core."""
     delay_ms: dict[str, float] = field(default_factory=dict)
     """Mouth to ear: by fault, the median over callers of each one's median."""
     heard: dict[str, float] = field(default_factory=dict)
@@ -467,6 +468,14 @@ class Round:
     pacing_ms: tuple[float, float] = (0.0, 0.0)
     """p50 and p99 of |gap - 20 ms|."""
     errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Where servers and callers run; None: anywhere."""
+
+    server: int | None
+    callers: int | None
 
 
 class Server:
@@ -530,17 +539,17 @@ def _wait_ready(name: str, url: str, process: "subprocess.Popen[bytes]") -> None
     raise SystemExit(f"the {name} server did not come up; start it by hand to see why")
 
 
-def play_round(server: Server, faults: list[str], seconds: float, seed: int, core: int | None) -> Round:
-    """So many callers at once, each with its fault, for so many seconds."""
+def play_round(server: Server, faults: list[str], seconds: float, seed: int, cores: Cores) -> Round:
+    """So many callers at once, each with its fault, for so many seconds; `probe` is still in seconds."""
     result = Round(server.name, len(faults))
-    with callers(server.url, faults, seed, core) as pipes:
+    with callers(server.url, faults, seed, cores.callers) as pipes:
         for pipe in pipes:
             _expect(pipe)
         _tell(pipes, "all are in")
         time.sleep(SETTLE_S)
         _tell(pipes, time.time())
         before, began = server.cpu(), time.monotonic()
-        result.probe = probe_until(began + seconds)
+        result.probe = probe_until(began + seconds, cores.server)
         after, passed = server.cpu(), time.monotonic() - began
         result.memory_mb = server.memory_mb()
         _tell(pipes, "stop")
@@ -588,15 +597,19 @@ def _tell(pipes: list[Connection], word: object) -> None:
         pipe.send(word)
 
 
-def probe_until(end: float) -> float:
-    """How long a fixed loop takes, in the median, against its best: 1 is a machine that does nothing else."""
+def probe_until(end: float, core: int | None) -> float:
+    """CPU time of a fixed loop on a core, the median of many."""
+    allowed = os.sched_getaffinity(0)
+    _pin(core)
     took = []
-    while (now := time.monotonic()) < end:
+    while time.monotonic() < end:
+        began = time.thread_time()
         for _ in range(PROBE_LOOPS):
             pass
-        took.append(time.monotonic() - now)
+        took.append(time.thread_time() - began)
         time.sleep(max(0.0, min(0.2, end - time.monotonic())))
-    return float(np.median(took) / min(took))
+    os.sched_setaffinity(0, allowed)
+    return float(np.median(took))
 
 
 def _sum_up(outcomes: list[Outcome], result: Round) -> None:
@@ -629,23 +642,26 @@ def plan(quick: bool, peers: list[int] | None) -> list[list[str]]:
 def run(rounds_of: list[list[str]], seconds: float, say: Callable[[str], None]) -> list[Round]:
     """Each round by both servers, one after the other."""
     rounds = []
-    cores = sorted(os.sched_getaffinity(0))
-    server_core, caller_core = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
+    allowed = sorted(os.sched_getaffinity(0))
+    cores = Cores(allowed[0], allowed[1]) if len(allowed) > 1 else Cores(None, None)
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(running(name, max(map(len, rounds_of)), server_core)) for name in ("plain", "ours")
+            stack.enter_context(running(name, max(map(len, rounds_of)), cores.server)) for name in ("plain", "ours")
         ]
         for n, faults in enumerate(rounds_of):
             for server in servers:
-                result = play_round(server, faults, seconds, 1000 * n, caller_core)
+                result = play_round(server, faults, seconds, 1000 * n, cores)
                 rounds.append(result)
                 say(line_of(result))
+    best = min(result.probe for result in rounds)
+    for result in rounds:
+        result.probe /= best
     return rounds
 
 
 HEADER = (
     f"{'server':6} {'peers':>5}  {'CPU ms':>7} {'engine':>6}  {'RSS MB':>6}  {'pacing p50/p99':>14}  "
-    f"{'probe':>5}  mouth to ear, ms (chirps heard)"
+    f"mouth to ear, ms (chirps heard)"
 )
 
 
@@ -654,7 +670,7 @@ def line_of(result: Round) -> str:
     delays = "  ".join(f"{f} {result.delay_ms[f]:.0f} ({result.heard[f]:.0%})" for f in result.delay_ms)
     return (
         f"{result.server:6} {result.peers:5}  {result.cpu_ms:7.1f} {result.engine_ms:6.1f}  {result.memory_mb:6.0f}  "
-        f"{pacing:>14}  {result.probe:5.2f}  {delays}" + (f"  {result.errors} ERRORS" if result.errors else "")
+        f"{pacing:>14}  {delays}" + (f"  {result.errors} ERRORS" if result.errors else "")
     )
 
 
@@ -662,12 +678,12 @@ def ratios(rounds: list[Round]) -> list[str]:
     """Ours against plain, round by round."""
     lines = []
     for plain, ours in zip(rounds[::2], rounds[1::2], strict=True):
-        for fault, delay in ours.delay_ms.items():
-            lines.append(
-                f"{ours.peers:3} callers, {fault:8}: CPU {ours.cpu_ms / max(plain.cpu_ms, 1e-9):.2f} of plain; "
-                f"mouth to ear {delay:.0f} ms against {plain.delay_ms[fault]:.0f}; "
-                f"pacing p99 {ours.pacing_ms[1]:.1f} ms against {plain.pacing_ms[1]:.1f}"
-            )
+        cost = (ours.cpu_ms / ours.probe) / max(plain.cpu_ms / plain.probe, 1e-9)
+        lines.append(
+            f"{ours.peers} callers: CPU {cost:.2f} of plain (probe {ours.probe:.2f} and {plain.probe:.2f}); "
+            f"pacing p99 {ours.pacing_ms[1]:.1f} ms against {plain.pacing_ms[1]:.1f}"
+        )
+        lines += [f"    {f}: mouth to ear {d:.0f} ms against {plain.delay_ms[f]:.0f}" for f, d in ours.delay_ms.items()]
     return lines
 
 

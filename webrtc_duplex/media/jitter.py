@@ -378,7 +378,7 @@ class JitterBuffer:
         surplus = self._surplus(now)
         if surplus > _CATCH_UP_SAMPLES:
             surplus -= self._drop_oldest(surplus - _CATCH_UP_SAMPLES)
-        if surplus > 0:
+        if surplus >= splice.SHORTEST_LAG:
             return self._cut_shortened(surplus)
         if surplus < 0:
             return self._cut_lengthened(-surplus)
@@ -425,7 +425,7 @@ class JitterBuffer:
     def _cut_shortened(self, surplus: int) -> Pcm:
         skip = min(surplus, FRAME_SAMPLES // 2)
         found = splice.find_quiet(self._queue.peek(FRAME_SAMPLES + skip), skip)
-        if found is None and surplus >= splice.SHORTEST_LAG:
+        if found is None:
             longest = min(surplus, splice.LONGEST_LAG)
             found = splice.find_alike(self._queue.peek(FRAME_SAMPLES + longest), splice.SHORTEST_LAG, longest)
         if found is None or not self._is_good_enough(found, surplus):
