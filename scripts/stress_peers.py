@@ -22,6 +22,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -512,6 +513,7 @@ def as_json(report: Report) -> dict[str, object]:
 
 def main() -> int:
     options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then too
     speech = read_speech(options.wav or default_speech())
     if options.url:
         report = _run_against(options, options.url, speech, Meter(None))

@@ -146,7 +146,7 @@ class Call:
 
     @property
     def sent_at(self) -> float | None:
-        """When the last packet left that held something said."""
+        """When the last packet that held something said was due to leave."""
         return self._microphone.sent_at
 
     @property

@@ -23,7 +23,7 @@ WAITING = 50
 class Microphone(MediaStreamTrack):
     """20 ms packets on an absolute schedule; silence while nothing was said.
 
-    `sent_at` is the time of the last packet that held something said.
+    `sent_at` is when the last packet that held something said was due.
     """
 
     kind = "audio"
@@ -61,15 +61,16 @@ class Microphone(MediaStreamTrack):
             raise MediaStreamError
         if self._began is None:
             self._began = self._clock()
-        await asyncio.sleep(self._began + self._count * CHUNK_S - self._clock())
-        packet: Packet[Stream] = Packet(self._next_payload())
+        due = self._began + self._count * CHUNK_S
+        await asyncio.sleep(due - self._clock())
+        packet: Packet[Stream] = Packet(self._next_payload(due))
         packet.pts, packet.time_base = self._count * TICKS, Fraction(1, RTP_CLOCK)
         self._count += 1
         return packet
 
-    def _next_payload(self) -> bytes:
+    def _next_payload(self, due: float) -> bytes:
         if not self._said:
             return self._encoder.encode(self._silence)
-        self.sent_at = self._clock()
+        self.sent_at = due
         self._room.set()
         return self._said.popleft()
