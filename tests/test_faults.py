@@ -42,6 +42,11 @@ async def readiness(url: str) -> int:
         return answer.status
 
 
+async def is_greeted(call: Call) -> None:
+    """The call is up, and so is its channel."""
+    assert (await anext(call.events())).type == "session.created"
+
+
 async def reason_of_the_end(call: Call) -> str:
     async for event in call.events():
         if event.type == "ext.session.closing":
@@ -56,8 +61,8 @@ async def test_when_the_engine_dies_or_hangs_calls_end_with_a_reason_within_2_s_
     async with serving("echo", rows=2, log=tmp_path / "log") as url:
         _, engine = server_and_engine()
         async with connect(url) as one, connect(url) as other:
-            await one.wait_connected()
-            await other.wait_connected()
+            await is_greeted(one)
+            await is_greeted(other)
             os.kill(engine, fate)
             struck = time.monotonic()
             reasons = await asyncio.gather(reason_of_the_end(one), reason_of_the_end(other))
@@ -90,7 +95,7 @@ async def test_a_server_that_is_asked_to_end_says_goodbye_and_takes_its_engine_a
     async with serving("echo", "--drain-timeout-s", "60", rows=2, log=tmp_path / "log") as url:
         server, engine = server_and_engine()
         async with connect(url) as call:
-            assert (await anext(call.events())).type == "session.created"
+            await is_greeted(call)
             os.kill(server, request_to_end)
             async with asyncio.timeout(10):
                 assert await reason_of_the_end(call) == "drained"
