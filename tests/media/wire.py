@@ -136,7 +136,7 @@ class Heard:
 
 def play(buffer: JitterBuffer, wire: Iterable[Sent], seconds: float, first_cut: float = 0.083) -> Heard:
     """Feed the packets as they come and cut a frame every 80 ms."""
-    coming = sorted(wire, key=lambda sent: sent.comes_at, reverse=True)
+    coming = sorted(wire, key=lambda sent: sent.comes_at)[::-1]
     frames, delays = [], []
     cuts = first_cut + FRAME_S * np.arange(round(seconds / FRAME_S), dtype=np.float64)
     for cut in cuts.tolist():
