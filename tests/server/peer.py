@@ -120,6 +120,12 @@ class Peer:
             timeline[self._place(packet) : self._place(packet) + len(pcm)] = pcm
         return timeline
 
+    async def heard_packets(self, count: int) -> None:
+        """Wait for so many in all."""
+        while len(self.packets) < count:
+            self._came.clear()
+            await self._came.wait()
+
     def _place(self, packet: RtpPacket) -> int:
         return ((packet.timestamp - self.packets[0].timestamp) & 0xFFFFFFFF) * SAMPLE_RATE // RTP_CLOCK
 

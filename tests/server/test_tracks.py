@@ -1,12 +1,11 @@
 """The ticker and the agent's track, on a clock that passes when told to."""
 
 import asyncio
-from fractions import Fraction
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import pytest
-from aiortc.mediastreams import MediaStreamError
 
 from tests.engine_doubles import FakeClock, tone
 from webrtc_duplex.audio import CHUNK_S
@@ -38,12 +37,24 @@ def ticker() -> ManualTicker:
     return ManualTicker(FakeClock())
 
 
-def a_track(ticker: ManualTicker, codec: str = "opus") -> AgentAudioTrack:
-    return AgentAudioTrack(encoder(codec), Playout(continuous=codec != "opus"), ticker, ticker.time)
+@dataclass
+class Wire:
+    """What has left: payload, time and marker of each packet."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    markers: list[bool] = field(default_factory=list)
+
+    def send(self, payload: bytes, timestamp: int, marker: bool) -> None:
+        self.payloads.append(payload)
+        self.times.append(timestamp)
+        self.markers.append(marker)
 
 
-def times(track: AgentAudioTrack) -> list[int]:
-    return [packet.pts or 0 for packet in track._packets]
+def a_track(ticker: ManualTicker, codec: str = "opus") -> tuple[AgentAudioTrack, Wire]:
+    wire = Wire()
+    playout = Playout(continuous=codec != "opus")
+    return AgentAudioTrack(encoder(codec), playout, ticker, ticker.time, wire.send), wire
 
 
 def nothing() -> None: ...
@@ -95,20 +106,18 @@ async def test_the_ticker_wakes_by_itself() -> None:
     ticker.stop()
 
 
-async def test_a_frames_first_packet_leaves_at_once_and_the_others_20_ms_apart(ticker: ManualTicker) -> None:
-    track, start, sent = a_track(ticker), ticker.time.now, list[int]()
+def test_a_frames_first_packet_leaves_at_once_and_the_others_20_ms_apart(ticker: ManualTicker) -> None:
+    (track, wire), start, sent = a_track(ticker), ticker.time.now, list[int]()
     track.speak(tone(), 7, nothing)
     for offset in (0.0, 0.019, 0.02, 0.04, 0.06):
         ticker.pass_until(start + offset)
-        sent.append(len(track._packets))
+        sent.append(len(wire.payloads))
     assert sent == [1, 1, 2, 3, 4]
-    assert times(track) == [0, 960, 1920, 2880]
-    packet = await track.recv()
-    assert packet.time_base == Fraction(1, 48_000)
+    assert wire.times == [0, 960, 1920, 2880]
 
 
-async def test_words_are_told_when_their_frame_is_on_the_air(ticker: ManualTicker) -> None:
-    track, start, told = a_track(ticker), ticker.time.now, list[int]()
+def test_words_are_told_when_their_frame_is_on_the_air(ticker: ManualTicker) -> None:
+    (track, _), start, told = a_track(ticker), ticker.time.now, list[int]()
     for position in (0, 1):
         track.speak(tone(), position, partial(told.append, position))
     assert told == [0]
@@ -118,30 +127,26 @@ async def test_words_are_told_when_their_frame_is_on_the_air(ticker: ManualTicke
     assert told == [0, 1]
 
 
-async def test_words_of_a_silent_frame_are_told_too(ticker: ManualTicker) -> None:
-    track, start, told = a_track(ticker), ticker.time.now, list[int]()
+def test_words_of_a_silent_frame_are_told_too(ticker: ManualTicker) -> None:
+    (track, wire), start, told = a_track(ticker), ticker.time.now, list[int]()
     silence = np.zeros_like(tone())
     for position in range(10):
         track.speak(silence, position, partial(told.append, position))
         ticker.pass_until(start + 0.08 * (position + 1))
     assert told == list(range(10))
-    assert len(track._packets) < 40
+    assert len(wire.payloads) < 40
 
 
-async def test_a_flush_drops_what_waits_and_keeps_the_timeline(ticker: ManualTicker) -> None:
-    track, start, told = a_track(ticker), ticker.time.now, list[int]()
+def test_a_flush_drops_what_waits_and_keeps_the_timeline(ticker: ManualTicker) -> None:
+    (track, wire), start, told = a_track(ticker), ticker.time.now, list[int]()
     for position in (0, 1):
         track.speak(tone(), position, partial(told.append, position))
     track.flush()
     ticker.pass_until(start + 0.5)
     assert told == [0, 1]
-    gaps = np.diff(times(track))
+    gaps = np.diff(wire.times)
     assert (gaps > 0).all() and (gaps % 960 == 0).all()
-    assert loudness(await last_packet(track)) < 1
-
-
-async def last_packet(track: AgentAudioTrack) -> bytes:
-    return bytes(track._packets[-1])
+    assert loudness(wire.payloads[-1]) < 1
 
 
 def loudness(payload: bytes) -> float:
@@ -150,37 +155,33 @@ def loudness(payload: bytes) -> float:
     return float(np.abs(pcm).mean())
 
 
-async def test_a_sender_that_is_slow_loses_the_oldest_packets(ticker: ManualTicker) -> None:
-    track, start = a_track(ticker), ticker.time.now
-    for position in range(4):
-        track.speak(tone(), position, nothing)
-        ticker.pass_until(start + 0.08 * (position + 1) - 0.001)
-    assert len(track._packets) == track.DEPTH and track.dropped == 8
-    assert times(track)[-1] == 15 * 960
-
-
-async def test_the_end_of_the_track_is_the_only_thing_it_raises(ticker: ManualTicker) -> None:
-    track = a_track(ticker)
-    waiting = asyncio.create_task(track.recv())
-    await asyncio.sleep(0)
-    track.stop()
-    with pytest.raises(MediaStreamError):
-        await waiting
+def test_sound_after_a_rest_is_marked(ticker: ManualTicker) -> None:
+    (track, wire), start = a_track(ticker), ticker.time.now
     track.speak(tone(), 0, nothing)
-    ticker.pass_until(ticker.time.now + 1)
-    with pytest.raises(MediaStreamError):
-        await track.recv()
-    assert ticker._beats == []
+    ticker.pass_until(start + 2)
+    before = len(wire.markers)
+    track.speak(tone(), 1, nothing)
+    assert wire.markers[before] and not any(wire.markers[:before])
+
+
+def test_a_track_that_has_stopped_sends_nothing_and_tells_what_it_held(ticker: ManualTicker) -> None:
+    (track, wire), start, told = a_track(ticker), ticker.time.now, list[int]()
+    for position in (0, 1):
+        track.speak(tone(), position, partial(told.append, position))
+    track.stop()
+    sent = len(wire.payloads)
+    track.speak(tone(), 2, nothing)
+    ticker.pass_until(start + 1)
+    assert told == [0, 1] and len(wire.payloads) == sent and ticker._beats == []
 
 
 @pytest.mark.parametrize("codec", ["pcmu", "pcma", "g722"])
-async def test_a_telephone_hears_an_unbroken_stream_at_its_own_clock(ticker: ManualTicker, codec: str) -> None:
-    track, start = a_track(ticker, codec), ticker.time.now
+def test_a_telephone_hears_an_unbroken_stream_at_its_own_clock(ticker: ManualTicker, codec: str) -> None:
+    (track, wire), start = a_track(ticker, codec), ticker.time.now
     track.start()
     ticker.pass_until(start + 0.139)
-    assert times(track) == [0, 160, 320, 480, 640, 800, 960]
-    assert {len(bytes(packet)) for packet in track._packets} == {160}
-    assert track._packets[0].time_base == Fraction(1, 8000)
+    assert wire.times == [0, 160, 320, 480, 640, 800, 960]
+    assert {len(payload) for payload in wire.payloads} == {160}
 
 
 def test_every_voice_codec_has_a_decoder_and_digits_have_none() -> None:

@@ -14,13 +14,13 @@ from aioice import Candidate, Connection
 from aioice.ice import get_host_addresses
 from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsTransport
+from aiortc.rtp import RtpPacket
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL
 
 from tests.server.peer import Peer
-from webrtc_duplex.client.microphone import Microphone
 from webrtc_duplex.errors import CapacityError
 from webrtc_duplex.media.jitter import Packet
 from webrtc_duplex.server import transport
@@ -38,7 +38,7 @@ class Ours:
 
     async def answer(self, peer: Peer) -> str:
         await self.transport.receive(await peer.offer())
-        return await self.transport.answer(Microphone(), self._take)
+        return await self.transport.answer(self._take)
 
     async def heard(self, packets: int) -> None:
         while len(self.packets) < packets:
@@ -74,6 +74,10 @@ async def test_every_private_name_that_we_touch_is_there() -> None:
     assert callable(getattr(connection, transport.GATHER)) and callable(getattr(connection, transport.CONSENT))
     for thing, names in (
         (audio, ["_codecs"]),
+        (audio.receiver, [transport.STREAMS]),
+        (audio.sender, [transport.EXTENSIONS, transport.NTP_TIME, transport.RTP_TIME]),
+        (audio.sender, [transport.PACKETS_SENT, transport.OCTETS_SENT, "_ssrc"]),
+        (audio.sender.transport, ["_rx_srtp", "_tx_srtp"]),
         (audio.receiver.transport.transport, ["_connection"]),
         (connection, ["_nominated", "_protocols", "_query_consent_task", "build_request", "remote_password"]),
         (RTCCertificate.generateCertificate(), ["_create_ssl_context"]),
@@ -84,10 +88,20 @@ async def test_every_private_name_that_we_touch_is_there() -> None:
     await pc.close()
 
 
-async def test_packets_come_to_us_and_no_decoder_of_aiortcs_runs(ends: tuple[Peer, Ours]) -> None:
+async def test_packets_come_to_us_the_first_through_aiortc_and_its_decoder_does_not_run(
+    ends: tuple[Peer, Ours], monkeypatch: pytest.MonkeyPatch
+) -> None:
     peer, ours = ends
+    through_aiortc, add = list[int](), transport._Tap.add
+
+    def counted(tap: transport._Tap, packet: RtpPacket) -> tuple[bool, None]:
+        through_aiortc.append(packet.sequence_number)
+        return add(tap, packet)
+
+    monkeypatch.setattr(transport._Tap, "add", counted)
     await connect(peer, ours)
     await ours.heard(10)
+    assert through_aiortc == [ours.packets[0].sequence]
     sequences = [packet.sequence for packet in ours.packets]
     assert sequences == list(range(sequences[0], sequences[0] + len(sequences)))
     assert not [thread for thread in threading.enumerate() if thread.name == "audio-decoder"]
@@ -98,11 +112,72 @@ async def test_what_rtcp_reports_stays_right(ends: tuple[Peer, Ours], monkeypatc
     await connect(peer, ours)
     await ours.heard(5)
     lose_packets(peer, 3, monkeypatch)
+    sent = 0
     while (stats := await ours.transport.stats()).lost_in < 3 or stats.rtt_s is None:
-        await asyncio.sleep(0.05)
-    assert stats.lost_in == 3 and stats.jitter_in_s is not None and stats.rtt_s < 1
-    theirs = (await peer.pc.getSenders()[0].getStats()).values()
-    assert any(getattr(report, "packetsLost", None) == 3 for report in theirs)
+        ours.transport.send(b"sound", 960 * sent, False)
+        sent += 1
+        await asyncio.sleep(0.02)
+    assert stats.lost_in == 3 and stats.lost_out == 0
+    assert stats.jitter_in_s is not None and stats.jitter_in_s < 0.2 and stats.rtt_s < 1
+    theirs = {report.type: report for report in (await peer.pc.getStats()).values()}
+    assert theirs["remote-inbound-rtp"].packetsLost == 3
+    assert 0 < theirs["remote-outbound-rtp"].packetsSent <= sent
+    assert theirs["remote-outbound-rtp"].bytesSent == 5 * theirs["remote-outbound-rtp"].packetsSent
+    assert theirs["inbound-rtp"].packetsLost == 0 and theirs["inbound-rtp"].packetsReceived >= sent - 1
+
+
+async def test_packets_go_out_whole_with_their_time_marker_and_section(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    ours.transport.send(b"too early", 0, False)
+    await connect(peer, ours)
+    for number in range(3):
+        ours.transport.send(b"sound", 960 * number, number == 1)
+    await peer.heard_packets(3)
+    first = peer.packets[0]
+    assert [packet.payload for packet in peer.packets] == [b"sound"] * 3
+    assert [(packet.timestamp - first.timestamp) & 0xFFFFFFFF for packet in peer.packets] == [0, 960, 1920]
+    assert [packet.sequence_number - first.sequence_number for packet in peer.packets] == [0, 1, 2]
+    assert [packet.marker for packet in peer.packets] == [0, 1, 0]
+    assert {packet.extensions.mid for packet in peer.packets} == {peer.pc.getTransceivers()[0].mid}
+
+
+async def test_nothing_is_sent_to_who_only_sends(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    peer.pc.getTransceivers()[0].direction = "sendonly"
+    await connect(peer, ours)
+    await ours.heard(1)
+    for number in range(5):
+        ours.transport.send(b"sound", 960 * number, False)
+    await ours.heard(10)
+    assert peer.packets == []
+
+
+@pytest.mark.parametrize(
+    ("packet", "payload"),
+    [
+        (bytes([0x80]) + bytes(11) + b"abc", b"abc"),
+        (bytes([0x82]) + bytes(11 + 8) + b"abc", b"abc"),
+        (bytes([0x90]) + bytes(11) + b"\xbe\xde\x00\x01" + bytes(4) + b"abc", b"abc"),
+        (bytes([0xA0]) + bytes(11) + b"abc" + b"\x00\x00\x03", b"abc"),
+        (bytes([0x80]) + bytes(11), b""),
+    ],
+)
+def test_a_payload_is_found_behind_sources_extensions_and_before_padding(packet: bytes, payload: bytes) -> None:
+    assert transport.rtp_payload(packet) == payload
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        bytes([0x8F]) + bytes(11),
+        bytes([0x90]) + bytes(12),
+        bytes([0x90]) + bytes(11) + b"\xbe\xde\x00\x09" + bytes(4),
+        bytes([0xA0]) + bytes(11) + b"ab\x09",
+    ],
+)
+def test_a_packet_that_is_shorter_than_it_says_is_refused(packet: bytes) -> None:
+    with pytest.raises(ValueError):
+        transport.rtp_payload(packet)
 
 
 def lose_packets(peer: Peer, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +290,7 @@ async def test_a_connection_without_consent_is_closed() -> None:
 
 async def test_an_address_that_cannot_be_bound_is_left_out() -> None:
     connection = Connection(ice_controlling=False)
-    candidates = await transport._Gatherer(connection, IceSettings(), lambda: None)(1, ["203.0.113.1"])
+    candidates = await transport._Gatherer(connection, IceSettings(), partial(a_socket, connection))(1, ["203.0.113.1"])
     assert [candidate.host for candidate in candidates] == ["127.0.0.1"]
     await connection.close()
 
@@ -234,7 +309,7 @@ async def test_sockets_are_from_the_range_of_ports_and_none_is_found_when_it_is_
 
 async def test_a_public_address_is_shown_beside_our_own() -> None:
     connection = Connection(ice_controlling=False)
-    gatherer = transport._Gatherer(connection, IceSettings(public_ip="203.0.113.9"), lambda: None)
+    gatherer = transport._Gatherer(connection, IceSettings(public_ip="203.0.113.9"), partial(a_socket, connection))
     here = next(address for address in get_host_addresses(True, False))
     candidates = await gatherer(1, [here])
     shown = {candidate.host: candidate for candidate in candidates}
@@ -257,11 +332,15 @@ async def test_a_turn_server_that_does_not_answer_delays_nothing_for_over_a_seco
         await peer.close()
 
 
+def a_socket(connection: Connection) -> transport._Socket:
+    return transport._Socket(connection, lambda: None, None)
+
+
 @asynccontextmanager
 async def gather_on_loopback(ice: IceSettings) -> AsyncIterator[list[Candidate]]:
     connection = Connection(ice_controlling=False)
     try:
-        yield await transport._Gatherer(connection, ice, lambda: None)(1, [])
+        yield await transport._Gatherer(connection, ice, partial(a_socket, connection))(1, [])
     finally:
         await connection.close()
 
@@ -292,18 +371,10 @@ async def test_what_keeps_a_caller_from_connecting_has_a_sentence(ends: tuple[Pe
     peer, ours = ends
     bare = "".join(line for line in (await peer.offer()).splitlines(True) if not line.startswith("a=candidate"))
     await ours.transport.receive(bare)
-    await ours.transport.answer(Microphone(), lambda packet: None)
+    await ours.transport.answer(lambda packet: None)
     assert "no candidate" in (ours.transport.obstacle or "")
     await ours.transport.add_candidate("candidate:1 1 udp 1 198.51.100.7 4000 typ host", None)
     assert "198.51.100.7:4000" in (ours.transport.obstacle or "")
-
-
-async def test_a_sender_that_has_stopped_is_noticed(ends: tuple[Peer, Ours]) -> None:
-    peer, ours = ends
-    await connect(peer, ours)
-    assert ours.transport.obstacle is None and not ours.transport.silenced
-    ours.transport._track.stop()
-    assert ours.transport.silenced
 
 
 async def test_a_candidate_that_comes_later_is_added_and_a_strange_one_passed_over(ends: tuple[Peer, Ours]) -> None:

@@ -16,7 +16,6 @@ from aiortc.rtcconfiguration import RTCIceTransportPolicy
 
 from tests.conftest import missing
 from tests.server.peer import Peer
-from webrtc_duplex.client.microphone import Microphone
 from webrtc_duplex.server.ice import IceServers
 from webrtc_duplex.server.transport import Transport
 from webrtc_duplex.settings import IceSettings
@@ -78,7 +77,7 @@ async def connected(ours: Transport, peer: Peer) -> AsyncIterator[str]:
     """Both ends up; gives our answer."""
     try:
         await ours.receive(await peer.offer())
-        answer = await ours.answer(Microphone(), lambda packet: None)
+        answer = await ours.answer(lambda packet: None)
         await peer.accept(answer)
         await ours.connected.wait()
         yield answer
@@ -94,7 +93,8 @@ async def test_a_caller_who_can_only_be_reached_through_turn_connects_with_crede
     ours = Transport("rtc_1", IceSettings(), lambda channel: None, asyncio.get_running_loop().time)
     async with connected(ours, peer):
         assert [c.type for c in candidates(peer.pc)] == ["relay"]
-        await peer.heard(0.1)
+        ours.send(b"sound", 0, False)
+        await peer.heard_packets(1)
 
 
 async def test_a_server_told_to_shows_callers_its_relayed_address_only(turn: Turn) -> None:
@@ -104,7 +104,8 @@ async def test_a_server_told_to_shows_callers_its_relayed_address_only(turn: Tur
     async with connected(ours, peer) as answer:
         shown = [line for line in answer.splitlines() if line.startswith("a=candidate")]
         assert shown and all(" typ relay " in line for line in shown)
-        await peer.heard(0.1)
+        ours.send(b"sound", 0, False)
+        await peer.heard_packets(1)
 
 
 async def test_credentials_that_have_expired_open_no_relay(turn: Turn) -> None:

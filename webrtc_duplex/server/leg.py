@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from aiortc import RTCDataChannel
-
 from webrtc_duplex.audio import Pcm
 from webrtc_duplex.media.jitter import JitterBuffer, Packet
 from webrtc_duplex.media.playout import Playout
@@ -13,7 +11,6 @@ from webrtc_duplex.media.telephone import Keys
 from webrtc_duplex.server.metrics import LegTally, Metrics
 from webrtc_duplex.server.tracks import AgentAudioTrack, Ticker, decoders, encoder
 from webrtc_duplex.server.transport import Transport
-from webrtc_duplex.settings import IceSettings
 
 FIRST_PACKET_S = 0.3
 """A caller whose sound does not come so soon after DTLS is muted: the call is live all the same."""
@@ -26,49 +23,42 @@ SETTLE_S = 0.3
 class Leg:
     """One peer connection of a call with its sound both ways. A call has one, and one more each time it is resumed.
 
-    Owned by its `Session`, who closes it.
+    `transport` has received its offer. Owned by the `Session`, who closes it.
     """
 
     def __init__(
         self,
-        call: str,
-        ice: IceSettings,
+        transport: Transport,
         ticker: Ticker,
         metrics: Metrics,
         clock: Callable[[], float],
-        on_channel: Callable[[RTCDataChannel], None],
         on_key: Callable[[str], None],
     ) -> None:
-        self.transport = Transport(call, ice, self._open_channel, clock)
-        self.over = self.transport.over
-        self.first_packet = asyncio.Event()
-        self.channel_open = asyncio.Event()
-        self._on_channel = on_channel
-        self._on_key = on_key
-        self._ticker = ticker
-        self._metrics = metrics
-        self._frames = 0
-        self._clock = clock
-
-    async def answer(self, offer: str) -> str:
-        """Raises RequestError for an offer that cannot be answered."""
-        await self.transport.receive(offer)
-        codecs = self.transport.codecs
+        codecs = transport.codecs
         codec = next(iter(codecs.values()))
+        self.transport = transport
+        self.over = transport.over
+        self.first_packet = asyncio.Event()
         self.jitter = JitterBuffer(decoders(codecs))
         self.encoder = encoder(codec)
         self.playout = Playout(continuous=codec != "opus")
-        self.track = AgentAudioTrack(self.encoder, self.playout, self._ticker, self._clock)
+        self.track = AgentAudioTrack(self.encoder, self.playout, ticker, clock, transport.send)
         self._keys = {number: Keys() for number, name in codecs.items() if name == "telephone-event"}
-        self.tally = LegTally(self._metrics, self.jitter.counters, self.playout.counters)
-        return await self.transport.answer(self.track, self._take)
+        self._tally = LegTally(metrics, self.jitter.counters, self.playout.counters)
+        self._frames = 0
+        self._clock = clock
+        self._on_key = on_key
+
+    async def answer(self) -> str:
+        """Raises RequestError for an offer that cannot be answered."""
+        return await self.transport.answer(self._take)
 
     async def media_up(self) -> None:
         """Return once sound can go both ways, and the client has had its time to say what it wants."""
         await self.transport.connected.wait()
         self.track.start()
         await wait(self.first_packet, FIRST_PACKET_S)
-        if self.transport.has_channel and await wait(self.channel_open, CHANNEL_OPEN_S):
+        if self.transport.has_channel and await wait(self.transport.channel_open, CHANNEL_OPEN_S):
             await asyncio.sleep(SETTLE_S)
 
     def cut_frame(self, due: float) -> Pcm:
@@ -78,10 +68,11 @@ class Leg:
 
     def count(self) -> None:
         """Let the metrics know what has been counted here since last time."""
-        self.tally.tell(self._frames)
+        self._tally.tell(self._frames)
 
     async def close(self) -> None:
         """Close the connection; a no-op the second time."""
+        self.track.stop()
         await self.transport.close()
 
     def _take(self, packet: Packet) -> None:
@@ -90,10 +81,6 @@ class Leg:
         keys = self._keys.get(packet.payload_type)
         if keys is not None and (key := keys.hear(packet)):
             self._on_key(key)
-
-    def _open_channel(self, channel: RTCDataChannel) -> None:
-        self.channel_open.set()
-        self._on_channel(channel)
 
 
 async def wait(event: asyncio.Event, timeout_s: float) -> bool:

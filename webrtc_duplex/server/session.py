@@ -27,7 +27,7 @@ from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.realtime import Json, read_session, session_object
 from webrtc_duplex.server.recording import Recording, Shelf
 from webrtc_duplex.server.tracks import Ticker
-from webrtc_duplex.server.transport import TransportStats
+from webrtc_duplex.server.transport import Transport, TransportStats
 from webrtc_duplex.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -287,19 +287,13 @@ class Session:
         """Make the offer's connection the current leg. Raises RequestError, to whoever offered too."""
         self._offer = offer
         around = self._around
-        leg = Leg(
-            self.id,
-            around.settings.ice,
-            around.ticker,
-            around.metrics,
-            around.clock,
-            self._take_channel,
-            self._take_key,
-        )
+        transport = Transport(self.id, around.settings.ice, self._take_channel, around.clock)
         try:
-            self.answer = await leg.answer(offer.sdp)
+            await transport.receive(offer.sdp)
+            leg = Leg(transport, around.ticker, around.metrics, around.clock, self._take_key)
+            self.answer = await leg.answer()
         except BaseException as error:
-            await leg.close()
+            await transport.close()
             if isinstance(error, DuplexError):
                 _resolve(offer.answer, error)
             raise
@@ -550,9 +544,6 @@ class Session:
             leg.encoder.set_loss(self._network.lost_out)
             leg.count()
             self.feed.emit("ext.stats", **self.stats())
-            if leg.transport.silenced:
-                log.error("call %s: aiortc has stopped sending", self.id)
-                raise CallOver("server_error")
             self._notice_voices()
             self._warn()
             self._check_time()

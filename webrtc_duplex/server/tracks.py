@@ -5,14 +5,10 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-import av
 import numpy as np
-from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
-from av.stream import Stream
 
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.media import opus, telephone
@@ -24,7 +20,6 @@ TOGETHER_S = 0.001
 
 VOICE_CODECS = frozenset({"opus", "pcmu", "pcma", "g722"})
 
-AudioPacket: TypeAlias = "av.Packet[Stream]"
 Beat = Callable[[float], None]
 
 
@@ -105,30 +100,29 @@ def _decoder(name: str) -> Decoder:
     return opus.Decoder() if name == "opus" else telephone.decoder(name, np.random.default_rng())
 
 
-class AgentAudioTrack(MediaStreamTrack):
-    """What the agent says, as packets that aiortc sends as they are.
+class AgentAudioTrack:
+    """What the agent says, packet by packet: each is encoded once and given to `send` when its slot has come.
 
-    Each is encoded once, when its slot on the schedule of `Playout` has come. RTP time is counted here, so silence that
-    is not sent is a gap and never a jump. `recv` raises nothing but MediaStreamError, at the end of the track.
+    `send` takes a payload, its time in the codec's RTP clock, and RTP's marker. Time is counted here, so silence that
+    is not sent is a gap and never a jump.
     """
 
-    kind = "audio"
-
-    DEPTH = 8
-    """Packets that wait for aiortc's sender; the oldest is dropped, as late speech is worth nothing."""
-
-    def __init__(self, encoder: Encoder, playout: Playout, ticker: Ticker, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self.dropped = 0
+    def __init__(
+        self,
+        encoder: Encoder,
+        playout: Playout,
+        ticker: Ticker,
+        clock: Callable[[], float],
+        send: Callable[[bytes, int, bool], None],
+    ) -> None:
         self._encoder = encoder
         self._playout = playout
         self._ticker = ticker
         self._clock = clock
-        self._time_base = Fraction(1, encoder.rtp_clock)  # the codec's own: others cost aiortc arithmetic on fractions
-        self._packets: deque[AudioPacket] = deque()
-        self._ready = asyncio.Event()
+        self._send = send
         self._cues: deque[tuple[int, Callable[[], None]]] = deque()  # of the frames that playout holds, no more
         self._next_beat = inf
+        self._stopped = False
 
     def start(self) -> None:
         """Begin with silence, before the agent says anything."""
@@ -137,6 +131,8 @@ class AgentAudioTrack(MediaStreamTrack):
 
     def speak(self, frame: Pcm, position: int, on_air: Callable[[], None]) -> None:
         """Send a frame [1920]; `on_air` is called when its first packet leaves, or would if it were no silence."""
+        if self._stopped:
+            return
         now = self._clock()
         self._cues.append((position, on_air))
         self._playout.push(frame, position, now)
@@ -147,19 +143,10 @@ class AgentAudioTrack(MediaStreamTrack):
         self._playout.flush()
         self._call_cues(inf)
 
-    async def recv(self) -> "AudioPacket":
-        """The next packet, once its time has come."""
-        while not self._packets:
-            if self.readyState != "live":
-                raise MediaStreamError
-            self._ready.clear()
-            await self._ready.wait()
-        return self._packets.popleft()
-
     def stop(self) -> None:
-        super().stop()
-        self._packets.clear()
-        self._ready.set()
+        """Send nothing more."""
+        self._stopped = True
+        self._call_cues(inf)
 
     def _beat(self, due: float) -> None:
         if due == self._next_beat:  # else the schedule has moved, and another beat is on its way
@@ -167,27 +154,18 @@ class AgentAudioTrack(MediaStreamTrack):
             self._send_what_is_due(max(due, self._clock()))
 
     def _send_what_is_due(self, now: float) -> None:
-        if self.readyState != "live":
+        if self._stopped:
             return
         while self._playout.next_due <= now:
             slot = self._playout.pop(now)
             if slot is not None:
-                self._send(self._encoder.encode(slot.pcm), slot.timestamp)
+                timestamp = slot.timestamp * self._encoder.rtp_clock // SAMPLE_RATE
+                self._send(self._encoder.encode(slot.pcm), timestamp, slot.marker)
             if self._playout.playing is not None:
                 self._call_cues(self._playout.playing)
         if self._playout.next_due != self._next_beat:
             self._next_beat = self._playout.next_due
             self._ticker.at(self._next_beat, self._beat)
-
-    def _send(self, payload: bytes, timestamp: int) -> None:
-        packet: AudioPacket = av.Packet(payload)
-        packet.pts = timestamp * self._encoder.rtp_clock // SAMPLE_RATE
-        packet.time_base = self._time_base
-        if len(self._packets) == self.DEPTH:
-            self._packets.popleft()
-            self.dropped += 1
-        self._packets.append(packet)
-        self._ready.set()
 
     def _call_cues(self, playing: float) -> None:
         while self._cues and self._cues[0][0] <= playing:

@@ -1,11 +1,14 @@
 """One peer connection as a call uses it, and all that reaches into aiortc and aioice.
 
-Nothing outside this file touches a private name of theirs; those that are touched here are constants or subclasses
-below, and `tests/server/test_transport.py` names each and fails when one is gone. What is changed, always on one
-instance and never for the whole process:
+aiortc does ICE, DTLS, SDP, data channels and RTCP. RTP goes past it, in and out, as its own way costs a call twice what
+the codec does: two tasks, a thread and a queue each way. Nothing outside this file touches a private name of theirs;
+those that are touched here are constants or subclasses below, and `tests/server/test_transport.py` names each and fails
+when one is gone. What is changed, always on one instance and never for the whole process:
 
-- The receiver's jitter buffer is ours, so that aiortc parses, counts and reports RTP as ever, but never decodes.
-- The decoder thread finds its end in its queue before it begins.
+- The first packet of a stream goes through aiortc, which so learns of it and reports on it; ours stands where its
+  jitter buffer was, and its decoder thread finds its end in its queue before it begins. Later packets are taken at the
+  socket and counted in aiortc's own statistics.
+- Our packets are sent past aiortc's sender, whose counts are kept up for its reports.
 - Host candidates are gathered by us: 127.0.0.1 too, from a range of ports if one is set, nothing for over a second.
 - Each socket notes when it last heard anything, which is how a caller who vanished is found; one who is merely silent
   is asked every second and a half, and answers.
@@ -15,14 +18,16 @@ instance and never for the whole process:
 import asyncio
 import logging
 import random
+import struct
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from ipaddress import ip_address
 from typing import Any, Final, cast
 
+import pylibsrtp
 from aioice import Candidate, Connection
 from aioice.candidate import candidate_foundation, candidate_priority
 from aioice.ice import StunProtocol, relayed_candidate, server_reflexive_candidate
@@ -35,15 +40,18 @@ from aiortc import (
     RTCRtpTransceiver,
     RTCSessionDescription,
 )
+from aiortc.clock import current_ntp_time
 from aiortc.exceptions import InternalError, InvalidAccessError, InvalidStateError, OperationError
-from aiortc.mediastreams import MediaStreamTrack
+from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from aiortc.rtcconfiguration import RTCIceTransportPolicy
 from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsTransport, SRTPProtectionProfile
 from aiortc.rtcicetransport import RTCIceCandidate
 from aiortc.rtcrtpparameters import RTCRtpCodecParameters
-from aiortc.rtp import RtpPacket
+from aiortc.rtcrtpreceiver import StreamStatistics
+from aiortc.rtp import RtpPacket, is_rtcp
 from aiortc.sdp import SessionDescription
 from aiortc.stats import RTCInboundRtpStreamStats, RTCRemoteInboundRtpStreamStats
+from av.frame import Frame
 from OpenSSL import SSL
 
 from webrtc_duplex.errors import CapacityError, RequestError
@@ -56,6 +64,12 @@ log = logging.getLogger(__name__)
 
 JITTER_BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
 DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
+STREAMS: Final = "_RTCRtpReceiver__remote_streams"
+EXTENSIONS: Final = "_RTCRtpSender__rtp_header_extensions_map"
+NTP_TIME: Final = "_RTCRtpSender__ntp_timestamp"
+RTP_TIME: Final = "_RTCRtpSender__rtp_timestamp"
+PACKETS_SENT: Final = "_RTCRtpSender__packet_count"
+OCTETS_SENT: Final = "_RTCRtpSender__octet_count"
 CERTIFICATES: Final = "_RTCPeerConnection__certificates"
 GATHER: Final = "get_component_candidates"
 CONSENT: Final = "query_consent"
@@ -73,6 +87,9 @@ UNFIT = (
     ValueError,
 )
 """What aiortc raises at an offer that it cannot use."""
+
+RTP_HEADER = struct.Struct("!BBHLL")
+"""Version and flags, marker and payload type, sequence number, timestamp, SSRC (RFC 3550, 5.1)."""
 
 LOOPBACK = "127.0.0.1"
 GATHER_S = 1.0
@@ -106,7 +123,7 @@ class TransportStats:
 
 
 class Transport:
-    """One peer connection. First `receive` the offer, then `answer` it with the sound of both ways.
+    """One peer connection. First `receive` the offer, then `answer` it; then sound comes by `take` and goes by `send`.
 
     Owned by whoever made it, who awaits `close`. `connected` is set once DTLS is up, `over` once the connection has
     failed or was closed by either side.
@@ -117,15 +134,19 @@ class Transport:
     ) -> None:
         self.connected = asyncio.Event()
         self.over = asyncio.Event()
+        self.channel_open = asyncio.Event()
+        """The caller has opened a data channel."""
         self.heard_at = clock()
         """When anything last came from the caller: RTP, RTCP, STUN or DTLS."""
         self._clock = clock
         self._ice = ice
         self._candidates = 0
+        self._outlet: _Outlet | None = None
         self._pc = RTCPeerConnection(_configuration(call, ice))
         setattr(self._pc, CERTIFICATES, [_Certificate.generateCertificate()])
         self._pc.on("connectionstatechange", self._follow_state)
-        self._pc.on("datachannel", on_channel)
+        self._pc.on("datachannel", self._open_channel)
+        self._on_channel = on_channel
 
     async def receive(self, offer: str) -> None:
         """Take a safe offer; `codecs` and `has_channel` are known then.
@@ -136,17 +157,22 @@ class Transport:
             await self._pc.setRemoteDescription(RTCSessionDescription(offer, "offer"))
             self._audio._codecs = [*self._audio._codecs, *_telephone_events(offer)]
 
-    async def answer(self, track: MediaStreamTrack, take: Callable[[Packet], None]) -> str:
-        """Return the answer, all candidates in it: `track` goes out, and every packet that comes is given to `take`.
+    async def answer(self, take: Callable[[Packet], None]) -> str:
+        """Return the answer, all candidates in it; every packet that comes is given to `take`.
 
         Raises RequestError as `receive`.
         """
-        self._track = track
         with _unfit_is_the_callers_fault():
             self._seize(take)
-            self._pc.addTrack(track)
+            self._pc.addTrack(_SilentTrack())
             await self._pc.setLocalDescription()
+        self._outlet = _Outlet(self._audio)
         return self._pc.localDescription.sdp
+
+    def send(self, payload: bytes, timestamp: int, marker: bool) -> None:
+        """Send a packet; `timestamp` counts in the codec's RTP clock. Dropped while the caller is not connected."""
+        if self._outlet is not None and self.connected.is_set():
+            self._outlet.send(payload, timestamp, marker)
 
     @property
     def has_channel(self) -> bool:
@@ -166,11 +192,6 @@ class Transport:
         if self._pc.iceConnectionState == "failed":
             return "ice_failed"
         return "dtls_failed"
-
-    @property
-    def silenced(self) -> bool:
-        """Whether aiortc sends no more of our track though the connection is up."""
-        return self._track.readyState == "ended" and self._pc.connectionState == "connected"
 
     @property
     def obstacle(self) -> str | None:
@@ -233,15 +254,21 @@ class Transport:
         receiver = self._audio.receiver
         setattr(receiver, JITTER_BUFFER, _Tap(take))
         getattr(receiver, DECODER_QUEUE).put(None)
+        inlet = _Inlet(self._audio, take)
         for dtls in self._transports():
             connection = dtls.transport._connection
-            setattr(connection, GATHER, _Gatherer(connection, self._ice, self._note_heard))
+            new_socket = partial(_Socket, connection, self._note_heard, inlet if dtls is receiver.transport else None)
+            setattr(connection, GATHER, _Gatherer(connection, self._ice, new_socket))
             setattr(connection, CONSENT, partial(_query_consent, connection, self._clock))
 
     def _transports(self) -> Iterator[RTCDtlsTransport]:
         yield self._audio.receiver.transport
         if self._pc.sctp is not None and self._pc.sctp.transport is not self._audio.receiver.transport:
             yield self._pc.sctp.transport
+
+    def _open_channel(self, channel: RTCDataChannel) -> None:
+        self.channel_open.set()
+        self._on_channel(channel)
 
     def _note_heard(self) -> None:
         self.heard_at = self._clock()
@@ -257,7 +284,7 @@ def _unfit_is_the_callers_fault() -> Iterator[None]:
 
 
 class _Tap:
-    """Stands where aiortc keeps its jitter buffer; what it hands on is never decoded by aiortc."""
+    """Stands where aiortc keeps its jitter buffer, for the packets that still come through aiortc."""
 
     def __init__(self, take: Callable[[Packet], None]) -> None:
         self._take = take
@@ -267,6 +294,111 @@ class _Tap:
         packet = Packet(rtp.sequence_number, rtp.timestamp, rtp.payload, rtp.payload_type, rtp.ssrc, bool(rtp.marker))
         self._take(packet)
         return False, None
+
+
+class _SilentTrack(MediaStreamTrack):
+    """What aiortc's sender waits for while we send: it is there for its reports."""
+
+    kind = "audio"
+
+    async def recv(self) -> Frame:
+        """Never comes; the sender's end cancels it."""
+        await asyncio.Event().wait()
+        raise MediaStreamError
+
+
+@dataclass(slots=True)
+class _Counted:
+    """As much of a packet as aiortc's statistics look at."""
+
+    sequence_number: int = 0
+    timestamp: int = 0
+
+
+class _Inlet:
+    """The short way in: RTP of streams that aiortc has seen, from the socket to us."""
+
+    def __init__(self, audio: RTCRtpTransceiver, take: Callable[[Packet], None]) -> None:
+        self._dtls = audio.receiver.transport
+        self._streams: dict[int, StreamStatistics] = getattr(audio.receiver, STREAMS)
+        self._payload_types = {codec.payloadType for codec in audio._codecs}
+        self._counted = _Counted()
+        self._take = take
+
+    def take(self, data: bytes) -> bool:
+        """Whether this datagram was such RTP, and so is dealt with."""
+        if len(data) < RTP_HEADER.size or not 128 <= data[0] < 192 or is_rtcp(data):
+            return False
+        flags, kind, sequence, timestamp, ssrc = RTP_HEADER.unpack_from(data)
+        stream = self._streams.get(ssrc)
+        if stream is None or kind & 0x7F not in self._payload_types:
+            return False
+        try:
+            payload = rtp_payload(self._dtls._rx_srtp.unprotect(data))
+        except (pylibsrtp.Error, ValueError) as exc:
+            log.debug("a packet that is not the caller's, or broken: %s", exc)
+            return True
+        self._counted.sequence_number, self._counted.timestamp = sequence, timestamp
+        stream.add(cast(RtpPacket, self._counted))
+        self._take(Packet(sequence, timestamp, payload, kind & 0x7F, ssrc, kind > 0x7F))
+        return True
+
+
+class _Outlet:
+    """The short way out: RTP header, SRTP, socket; aiortc's sender goes on to report on it."""
+
+    def __init__(self, audio: RTCRtpTransceiver) -> None:
+        self._audio = audio
+        self._dtls = audio.sender.transport
+        self._connection = audio.sender.transport.transport._connection
+        self._payload_type = audio._codecs[0].payloadType or 0
+        self._sequence = random.randrange(1 << 15)  # the lower half, so that SRTP sees no early wrap
+        self._origin = random.randrange(1 << 32)
+        self._packets = self._octets = 0
+
+    def send(self, payload: bytes, timestamp: int, marker: bool) -> None:
+        """Send a packet, if the caller wants to hear anything."""
+        pair = self._connection._nominated.get(1)
+        if pair is None or self._audio.currentDirection not in ("sendrecv", "sendonly"):
+            return
+        timestamp = (self._origin + timestamp) & 0xFFFFFFFF
+        flags = 0x90 if self._extensions else 0x80
+        kind = self._payload_type | (0x80 if marker else 0)
+        header = RTP_HEADER.pack(flags, kind, self._sequence, timestamp, self._audio.sender._ssrc)
+        packet = self._dtls._tx_srtp.protect(header + self._extensions + payload)
+        pair.protocol.transport.sendto(packet, pair.remote_addr)
+        self._sequence = (self._sequence + 1) & 0xFFFF
+        self._account(timestamp, len(payload))
+
+    @cached_property
+    def _extensions(self) -> bytes:
+        """The header extension that names the media section, where one was agreed on: the same in every packet."""
+        packet = RtpPacket()
+        packet.extensions.mid = self._audio.mid
+        return packet.serialize(getattr(self._audio.sender, EXTENSIONS))[RTP_HEADER.size :]
+
+    def _account(self, timestamp: int, octets: int) -> None:
+        """What sender reports say (RFC 3550, 6.4.1)."""
+        self._packets += 1
+        self._octets += octets
+        sender = self._audio.sender
+        setattr(sender, NTP_TIME, current_ntp_time())
+        setattr(sender, RTP_TIME, timestamp)
+        setattr(sender, PACKETS_SENT, self._packets)
+        setattr(sender, OCTETS_SENT, self._octets)
+
+
+def rtp_payload(packet: bytes) -> bytes:
+    """What a packet carries: without header, sources, extension and padding. Raises ValueError for a broken one."""
+    start = RTP_HEADER.size + 4 * (packet[0] & 0x0F)
+    if packet[0] & 0x10:
+        if len(packet) < start + 4:
+            raise ValueError("an RTP header extension is cut off")
+        start += 4 + 4 * int.from_bytes(packet[start + 2 : start + 4])
+    end = len(packet) - (packet[-1] if packet[0] & 0x20 else 0)
+    if not start <= end:
+        raise ValueError("an RTP packet is shorter than it says")
+    return packet[start:end]
 
 
 class _Certificate(RTCCertificate):
@@ -279,15 +411,17 @@ class _Certificate(RTCCertificate):
 
 
 class _Socket(StunProtocol):
-    """A socket of a peer connection that says when anything comes in on it."""
+    """A socket of a peer connection that says when anything comes in on it, and lets RTP go the short way."""
 
-    def __init__(self, connection: Connection, note_heard: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, note_heard: Callable[[], None], inlet: _Inlet | None) -> None:
         super().__init__(connection)
         self._note_heard = note_heard
+        self._inlet = inlet
 
     def datagram_received(self, data: bytes | str, addr: tuple[object, ...]) -> None:
         self._note_heard()
-        super().datagram_received(data, addr)
+        if self._inlet is None or not self._inlet.take(cast(bytes, data)):
+            super().datagram_received(data, addr)
 
 
 def _configuration(call: str, ice: IceSettings) -> RTCConfiguration:
@@ -302,10 +436,10 @@ def _configuration(call: str, ice: IceSettings) -> RTCConfiguration:
 class _Gatherer:
     """Finds our candidates in place of `Connection.get_component_candidates`."""
 
-    def __init__(self, connection: Connection, ice: IceSettings, note_heard: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, ice: IceSettings, new_socket: Callable[[], _Socket]) -> None:
         self._connection = connection
         self._ice = ice
-        self._note_heard = note_heard
+        self._new_socket = new_socket
 
     async def __call__(self, component: int, addresses: list[str], timeout: int = 5) -> list[Candidate]:
         """Bind a socket on each address and on 127.0.0.1; ask STUN and TURN, but not for longer than `GATHER_S`.
@@ -372,9 +506,6 @@ class _Gatherer:
                 turn_ssl=connection.turn_ssl,
                 turn_transport=connection.turn_transport,
             )
-
-    def _new_socket(self) -> _Socket:
-        return _Socket(self._connection, self._note_heard)
 
 
 def _host_candidate(component: int, host: str, port: int) -> Candidate:
