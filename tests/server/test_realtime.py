@@ -1,0 +1,61 @@
+import pytest
+
+from webrtc_duplex.errors import RequestError
+from webrtc_duplex.messages import ModelCard, Prompt
+from webrtc_duplex.server.realtime import Json, read_session, session_object
+
+CARD = ModelCard("double", ("ann", "bob"), "ann", takes_text=True, max_text_chars=10, pieces=("",))
+MUTE = ModelCard("echo", (), None, takes_text=False, max_text_chars=0, pieces=("",))
+
+
+def test_a_session_names_voice_instructions_seed_and_temperatures() -> None:
+    session: dict[str, Json] = {
+        "audio": {"output": {"voice": "bob"}},
+        "instructions": "Be kind.",
+        "seed": 7,
+        "text_temperature": 0,
+        "audio_top_k": 250,
+    }
+    prompt = read_session(session, Prompt(), CARD)
+    assert prompt == Prompt("bob", "Be kind.", 7, text_temperature=0.0, audio_top_k=250)
+
+
+@pytest.mark.parametrize("session", [{"voice": "bob"}, {"audio": {"output": {"voice": {"id": "bob"}}}}])
+def test_a_voice_may_be_named_in_older_ways(session: dict[str, Json]) -> None:
+    assert read_session(session, Prompt(), CARD).voice == "bob"
+
+
+def test_what_is_not_named_stays_and_what_means_nothing_is_passed_over() -> None:
+    base = Prompt("bob", "Be kind.", 7)
+    assert read_session({"tracing": "auto", "tools": [], "turn_detection": {}}, base, CARD) == base
+
+
+def test_a_model_without_voices_and_text_passes_over_wishes_for_them() -> None:
+    assert read_session({"voice": "alloy", "instructions": "Be kind."}, Prompt(), MUTE) == Prompt()
+
+
+@pytest.mark.parametrize(
+    ("session", "code", "param"),
+    [
+        ({"voice": "eve"}, "unknown_voice", "session.audio.output.voice"),
+        ({"voice": 7}, "unknown_voice", "session.audio.output.voice"),
+        ({"instructions": 7}, "invalid_value", "session.instructions"),
+        ({"instructions": "x" * 11}, "string_above_max_length", "session.instructions"),
+        ({"seed": True}, "invalid_value", "session.seed"),
+        ({"seed": -1}, "invalid_value", "session.seed"),
+        ({"seed": 1.5}, "invalid_value", "session.seed"),
+        ({"text_temperature": -0.1}, "invalid_value", "session.text_temperature"),
+        ({"audio_temperature": "warm"}, "invalid_value", "session.audio_temperature"),
+        ({"text_top_k": 0}, "invalid_value", "session.text_top_k"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_and_named(session: dict[str, Json], code: str, param: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        read_session(session, Prompt(), CARD)
+    assert (refusal.value.code, refusal.value.param) == (code, param)
+
+
+def test_the_session_in_force_is_shown() -> None:
+    shown = session_object("rtc_1", Prompt(seed=7), CARD)
+    assert (shown["model"], shown["seed"]) == ("double", 7)
+    assert shown["audio"]["output"]["voice"] == "ann"  # type: ignore[index,call-overload]
