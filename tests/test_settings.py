@@ -41,6 +41,13 @@ def test_a_server_without_keys_serves_its_own_machine(host: str) -> None:
     assert settings.read(flags("--host", host), {}).server.host == host
 
 
+@pytest.mark.parametrize("key", ["two words", "é", "x" * 513])
+def test_a_key_that_no_header_could_hold_is_refused_without_quoting_it(key: str) -> None:
+    with pytest.raises(RequestError, match="visible ASCII") as refusal:
+        settings.read(flags("--api-keys", key), {})
+    assert key not in refusal.value.message
+
+
 def test_turn_servers_need_a_secret() -> None:
     with pytest.raises(RequestError, match="turn_secret"):
         settings.read(flags("--turn-urls", "turn:turn.example:3478"), {})

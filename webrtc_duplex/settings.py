@@ -9,6 +9,7 @@ them as a table.
 import argparse
 import dataclasses
 import ipaddress
+import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,9 @@ from webrtc_duplex.errors import RequestError
 T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "WEBRTC_DUPLEX_"
+
+_KEY = re.compile(r"[!-~]{1,512}", re.ASCII)
+"""What fits into an Authorization header."""
 
 
 def knob(default: T, help: str) -> T:
@@ -94,6 +98,8 @@ class AccessSettings:
     max_connecting_per_address: int = knob(8, "calls not yet connected, from one address; loopback is free")
 
     def __post_init__(self) -> None:
+        if not all(map(_KEY.fullmatch, [*self.api_keys, self.operator_key or "none"])):
+            raise RequestError("a key is 1 to 512 visible ASCII characters, without blanks", param="api_keys")
         _at_least("requests_per_minute_per_key", self.requests_per_minute_per_key, 1)
         _at_least("requests_per_minute_per_address", self.requests_per_minute_per_address, 1)
         _at_least("max_connecting_per_address", self.max_connecting_per_address, 1)

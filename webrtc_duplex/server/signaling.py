@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 
 from webrtc_duplex.errors import AuthError, CallNotFoundError, EngineError, RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
-from webrtc_duplex.server.auth import Caller, Door, bearer_of
+from webrtc_duplex.server.auth import NOBODY, Caller, Door, bearer_of
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.server.failures import error_response
 from webrtc_duplex.server.ice import IceServers
@@ -257,7 +257,7 @@ class Desk:
         self._forget_old_ones()
         settings = self._settings
         by_key = [s for s in self.live() if self._records[s.id].opened_by.owner == caller.owner]
-        if caller.token is not None and settings.max_calls_per_key and len(by_key) >= settings.max_calls_per_key:
+        if caller.owner != NOBODY and settings.max_calls_per_key and len(by_key) >= settings.max_calls_per_key:
             raise too_many(f"one key may have {settings.max_calls_per_key} calls at once", TRY_AGAIN_S)
         if caller.is_local:
             return
