@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from webrtc_duplex.model.config import LMConfig, MimiConfig  # noqa: E402
 from webrtc_duplex.model.depformer import Choose  # noqa: E402
 from webrtc_duplex.model.mimi import Mimi, MimiState  # noqa: E402
-from webrtc_duplex.model.personaplex import LM, LMState  # noqa: E402
+from webrtc_duplex.model.personaplex import LM, Hints, LMState  # noqa: E402
 from webrtc_duplex.model.prompts import (  # noqa: E402
     PromptColumns,
     Voice,
@@ -333,7 +333,7 @@ def talk(lm: LM, live: Tensor, state: LMState) -> tuple[Tensor, Tensor, list[Ten
     columns, outputs, logits = [], [], []
     for heard in live:
         column = lm.complete(in_lanes(heard), rows, state)
-        answer = lm.answer(column, rows, state)
+        answer = lm.answer(column, rows, state, Hints(greedy=True))
         columns.append(column[0])
         outputs.append(torch.cat([column[0, :1], answer.codes[0]]))
         logits.append(lm.temporal.text_logits(answer.hidden)[0])

@@ -102,7 +102,7 @@ class Draw:
 def draws(
     state: SamplerState, rows: Tensor, frames: Tensor, steps: int, config: LMConfig
 ) -> tuple[Draw, tuple[Draw, ...]]:
-    """The draws of a step: of the text, and of `steps` codes. `frames` int64 [B] are the columns that the lanes fill."""
+    """The draws of a step: the text's, and `steps` codes'. `frames` int64 [B] are the columns that the lanes fill."""
     seeds = state.seed.index_select(0, rows)
     text_noise = race_noise(seeds, frames, 0, 1, config.text_card)[:, 0]
     audio_noise = race_noise(seeds, frames, 1, steps, config.card)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
 SPAN_STEP = 64
 
 
