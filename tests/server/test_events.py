@@ -6,6 +6,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from aiortc import RTCDataChannel
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine_doubles import tone
 from webrtc_duplex.audio import FRAME_S, FRAME_SAMPLES, Pcm
@@ -14,6 +16,13 @@ from webrtc_duplex.server import events
 
 SILENCE: Pcm = np.zeros(FRAME_SAMPLES, np.int16)
 QUIET_FRAMES = 8
+KINDS = (
+    "session.update",
+    "response.cancel",
+    "response.create",
+    "output_audio_buffer.clear",
+    "input_audio_buffer.clear",
+)
 
 
 class Told:
@@ -221,6 +230,17 @@ async def test_a_reader_that_does_not_come_loses_statistics_and_is_then_cut_off(
 def test_what_cannot_be_acted_on_is_named(text: str | bytes, code: str) -> None:
     command = events.read_message(text).command
     assert isinstance(command, RequestError) and command.code == code
+
+
+@given(st.text() | st.binary() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))
+def test_no_message_whatever_it_holds_does_more_than_be_refused(text: str | bytes) -> None:
+    assert isinstance(events.read_message(text).command, RequestError)
+
+
+@given(st.dictionaries(st.text(), st.none() | st.integers() | st.text()), st.sampled_from(KINDS))
+def test_strange_fields_are_passed_over(fields: dict[str, object], kind: str) -> None:
+    text = json.dumps({**fields, "type": kind, "session": fields})
+    assert not isinstance(events.read_message(text).command, RequestError)
 
 
 def test_a_message_keeps_the_name_that_its_client_gave_it() -> None:

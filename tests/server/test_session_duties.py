@@ -63,6 +63,18 @@ async def test_a_caller_in_line_who_hangs_up_leaves_it(one_row: House) -> None:
         await next_one.close()
 
 
+async def test_a_caller_in_line_may_come_on_another_connection_and_keeps_the_place(one_row: House) -> None:
+    async with call(one_row) as (talking, _):
+        waiting, name = await in_line(one_row, "rtc_1")
+        successor = Peer("oai-events")
+        await successor.accept((await one_row.calls.resume(name, await successor.offer())).answer)
+        assert (await successor.event("ext.queue"))["position"] == 1
+        await talking.close()
+        await in_state(one_row.calls.find(name), SessionState.LIVE)
+        await successor.close()
+        await waiting.close()
+
+
 async def test_who_has_waited_long_enough_is_told_that_the_house_is_full(one_row: House) -> None:
     async with call(one_row):
         waiting, name = await in_line(one_row, "rtc_1", wait_s=0.8)
@@ -92,7 +104,7 @@ async def test_a_call_is_recorded_where_its_caller_asks_for_it(tmp_path: Path) -
         stereo = np.frombuffer(sound.readframes(sound.getnframes()), np.int16).reshape(-1, 2)
     assert stereo.shape[0] >= 20 * 1920 and np.abs(stereo).max(axis=0).min() > 1000
     kinds = [json.loads(line)["type"] for line in (tmp_path / "recordings/rtc_1.jsonl").read_text().splitlines()]
-    assert kinds[0] == "session.created"
+    assert kinds[0] == "session.created" and session.session()["recording"] is True
 
 
 async def test_a_server_without_a_place_for_recordings_says_so(one_row: House) -> None:

@@ -186,12 +186,21 @@ class Session:
             while (waited_s := self._clock() - began_at) < self._request.queue_s:
                 if not self._current.transport.connected.is_set() and waited_s > CONNECT_IN_LINE_S:
                     raise CallOver("connect_timeout")
-                if await wait(self._current.over, LINE_MOVES_EVERY_S) or self._wish.done():
-                    raise CallOver(self._wish.result() if self._wish.done() else "hangup")
+                if await wait(self._current.over, LINE_MOVES_EVERY_S):
+                    await self._come_anew()
+                if self._wish.done():
+                    raise CallOver(self._wish.result())
                 if stream := await self._take_turn(row):
                     self._enter(SessionState.CONNECTING)
                     return stream
         raise CapacityError(f"no row became free in {self._request.queue_s:g} s")
+
+    async def _come_anew(self) -> None:
+        """In line, a caller whose connection is over may have another; raises CallOver for one who has none."""
+        if self._offers.empty():
+            raise CallOver(self._current.transport.failure or "hangup")
+        await self._close_leg()
+        await self._next_leg()
 
     async def _take_turn(self, row: AsyncExitStack) -> DuplexStream | None:
         """A row if it is this caller's turn and one is free; else say how long the line is."""
@@ -442,7 +451,7 @@ class Session:
 
     def session(self) -> dict[str, Json]:
         """The session in force, as the API shows it."""
-        return session_object(self.id, self.prompt, self._card)
+        return {**session_object(self.id, self.prompt, self._card), "recording": self._request.record}
 
     @property
     def age_s(self) -> float:
