@@ -159,20 +159,9 @@ class JitterBuffer:
 
     def add(self, packet: Packet, now: float) -> None:
         """Take a packet that has just come; duplicates, late and foreign ones are harmless."""
-        if packet.ssrc != self._ssrc:
-            if packet.ssrc == self._left_ssrc and now < self._left_at + _LEFT_STREAM_S:
-                self.counters.late += 1
-                return
-            self._begin_stream(packet, now)
-        ahead = _signed(packet.sequence - self._next_sequence, 16)
-        if abs(ahead) > _RESTART_PACKETS:
-            if packet.sequence != self._stray_sequence:
-                self._stray_sequence = (packet.sequence + 1) & 0xFFFF
-                return
-            self._begin_stream(packet, now)
-            ahead = 0
-        self._stray_sequence = None
-        if ahead < 0 or packet.sequence in self._held:
+        if not self._is_of_this_stream(packet, now):
+            return
+        if _signed(packet.sequence - self._next_sequence, 16) < 0 or packet.sequence in self._held:
             self._count_useless(packet.sequence)
             return
         self.counters.received += 1
@@ -181,6 +170,21 @@ class JitterBuffer:
         self._play_in_order(now)
         if len(self._held) > _HELD_PACKETS:
             self._close_hole(now)
+
+    def _is_of_this_stream(self, packet: Packet, now: float) -> bool:
+        """Whether to take the packet. A stream that begins, or begins again with other numbers, becomes this one."""
+        if packet.ssrc != self._ssrc:
+            if packet.ssrc == self._left_ssrc and now < self._left_at + _LEFT_STREAM_S:
+                self.counters.late += 1
+                return False
+            self._begin_stream(packet, now)
+        elif abs(_signed(packet.sequence - self._next_sequence, 16)) > _RESTART_PACKETS:
+            if packet.sequence != self._stray_sequence:
+                self._stray_sequence = (packet.sequence + 1) & 0xFFFF
+                return False
+            self._begin_stream(packet, now)
+        self._stray_sequence = None
+        return True
 
     def _begin_stream(self, packet: Packet, now: float) -> None:
         if self._ssrc is not None:
@@ -277,9 +281,11 @@ class JitterBuffer:
                 self.counters.resyncs += 1
             self._begin_timeline(packet)
             return
-        if missing > 0:
+        if self._idle:
+            pass  # after silence sound begins as soon as it can
+        elif missing > 0:
             self._push(self._patch(packet, decoder, missing, lost))
-        elif not self._idle:
+        else:
             self.counters.stretched_samples -= missing
         self._stood_in = 0
         self._head += gap
