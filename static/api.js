@@ -13,7 +13,7 @@ const KEY = "key";
  * @property {number} [seed]
  * @property {number} [textTemperature]
  * @property {number} [audioTemperature]
- * @property {boolean} [record] keep a recording of this call
+ * @property {boolean} [record] keep a recording of this call; a server that keeps none refuses the call
  */
 
 /**
@@ -30,7 +30,6 @@ const KEY = "key";
  * @property {number | null} longestInstructions in characters
  * @property {string[]} voices
  * @property {string | null} defaultVoice
- * @property {boolean} records whether this server keeps a recording on request
  */
 
 /** The server said no, with a reason for people (`message`) and one for programs (`code`). */
@@ -66,7 +65,6 @@ export async function describeModel() {
     longestInstructions: model.max_text_chars ?? null,
     voices: voices.data.map((/** @type {{ id: string }} */ voice) => voice.id),
     defaultVoice: voices.default ?? null,
-    records: Boolean(model.recording),
   };
 }
 

@@ -58,6 +58,7 @@ class CallOnPage {
   serverStats = null;
   history = new History();
   conversation = new Conversation();
+  #wishes;
   #startedMs = performance.now();
   #context = new AudioContext();
   #you = new Meter(this.#context);
@@ -65,8 +66,10 @@ class CallOnPage {
   /** @type {number[]} */
   #timers = [];
 
-  /** @param {Call} call */
-  constructor(call) {
+  /** @param {import("./call.js").CallSettings} settings */
+  constructor(settings) {
+    this.#wishes = settings.wishes;
+    const call = new Call(settings);
     this.call = call;
     // iOS interrupts it for a telephone call.
     this.#context.onstatechange = () => this.call.state !== "ended" && this.#context.resume();
@@ -89,6 +92,7 @@ class CallOnPage {
   }
 
   #begin() {
+    find("recorded").hidden = !this.#wishes.record;
     this.#startedMs = performance.now();
     this.#timers = [setInterval(() => this.#watch(), MOMENT_MS), setInterval(() => this.#measure(), MEASURE_EVERY_MS)];
     const draw = () => {
@@ -121,7 +125,6 @@ class CallOnPage {
     if (event.type === "ext.stats") this.serverStats = event;
     if (event.type === "ext.warning") showHint(HINTS[event.code]);
     if (event.type === "ext.queue") showQueue(event.position, event.eta_s);
-    if (event.type === "session.created") find("recorded").hidden = !event.session.recording;
     if (event.type !== "ext.queue" && document.body.dataset.phase === "queued") showPhase("live");
     const turn = this.conversation.hear(event, this.ageMs);
     if (turn) showTurn(turn);
@@ -159,8 +162,7 @@ let running = null;
 /** @param {number} [queueS] */
 async function startCall(queueS = 0) {
   clearLastCall();
-  const call = new Call({ wishes: readWishes(), microphone: readMicrophone(), queueS });
-  running = new CallOnPage(call);
+  const { call } = (running = new CallOnPage({ wishes: readWishes(), microphone: readMicrophone(), queueS }));
   wakeLock.keep(true);
   try {
     await call.start();
@@ -273,7 +275,6 @@ async function showModel() {
   if (model.defaultVoice) select("voice").value = model.defaultVoice;
   find("instructions-field").hidden = !model.takesInstructions;
   if (model.longestInstructions) input("instructions").maxLength = model.longestInstructions;
-  find("record-field").hidden = !model.records;
   recall();
   showPhase("idle");
 }

@@ -27,7 +27,7 @@ async def serving(
 
     What it writes is in `log`. In a network namespace its readiness cannot be asked from here; then it only listens.
     """
-    serve = ("serve", "--model", model, "--rows", str(rows), "--port", "0", *arguments)
+    serve = ("serve", "--model", model, "--rows", str(rows), "--port", "0", "--drain-timeout-s", "0", *arguments)
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *(*within, sys.executable, "-m", "webrtc_duplex", *serve), cwd=ROOT, stdout=output, stderr=output
