@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the media plane costs and how late it is, beside plain aiortc, in one run on one machine.
 
-    scripts/bench_media.py                  # everything, about six minutes
+    scripts/bench_media.py                  # everything, about four minutes
     scripts/bench_media.py --quick          # 16 callers, half a minute
     scripts/bench_media.py --realtime       # on a machine that does other things as well
     scripts/bench_media.py --json OUT
@@ -17,9 +17,8 @@ note by the kernel's clock when each packet leaves and comes. Faults are put on 
   that a packet takes to fill.
 - Pacing: how far the time between two packets of the server's is from 20 ms.
 
-Milliseconds depend on the machine and on what else it does: `probe` is the CPU time that a fixed loop on the server's
-core took in that round, against its best of all rounds, and what CPU is divided by for the ratio of the two servers,
-which decides.
+Milliseconds depend on the machine and on what else it does. The ratio of the two servers in one round decides, and is
+read beside `probe`: the CPU time that a fixed loop on the server's core took meanwhile, against its best of all rounds.
 """
 
 import argparse
@@ -678,7 +677,7 @@ def ratios(rounds: list[Round]) -> list[str]:
     """Ours against plain, round by round."""
     lines = []
     for plain, ours in zip(rounds[::2], rounds[1::2], strict=True):
-        cost = (ours.cpu_ms / ours.probe) / max(plain.cpu_ms / plain.probe, 1e-9)
+        cost = ours.cpu_ms / max(plain.cpu_ms, 1e-9)
         lines.append(
             f"{ours.peers} callers: CPU {cost:.2f} of plain (probe {ours.probe:.2f} and {plain.probe:.2f}); "
             f"pacing p99 {ours.pacing_ms[1]:.1f} ms against {plain.pacing_ms[1]:.1f}"

@@ -22,11 +22,11 @@ def test_noise_holds_no_chirp() -> None:
     assert bench_media.find_chirps(noise).max() < 0.3
 
 
-def test_cost_is_compared_over_the_probe_of_its_own_round() -> None:
+def test_servers_are_compared_round_by_round_beside_the_probe() -> None:
     plain = Round("plain", 16, cpu_ms=40.0, probe=1.0, delay_ms={"clean": 280.0})
     ours = Round("ours", 16, cpu_ms=16.0, probe=1.25, delay_ms={"clean": 114.0})
     first, second = bench_media.ratios([plain, ours])
-    assert "CPU 0.32 of plain" in first
+    assert "CPU 0.40 of plain (probe 1.25 and 1.00)" in first
     assert "114 ms against 280" in second
 
 
