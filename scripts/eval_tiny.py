@@ -162,7 +162,7 @@ def judge(turns: Sequence[Turn], heard: Heard, role: str, sums: TurnFigures) -> 
     """Count what became of each turn, and return the answers."""
     replies = []
     talking = heard.talking()
-    for turn, following in zip(turns, [*[t.start for t in turns[1:]], len(talking)], strict=True):
+    for turn, following in zip(turns, [*(t.start for t in turns), len(talking)][1:], strict=True):
         sums.turns += 1
         busy = bool(talking[max(0, turn.start - 1) : turn.start + 1].all())
         sums.premature += any(turn.start + 1 < u.start < turn.end - 1 for u in heard.utterances)

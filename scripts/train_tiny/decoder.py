@@ -24,6 +24,8 @@ RESOLUTIONS = ((256, 32), (512, 48), (1024, 80), (2048, 96))
 """Window of the spectrum, and mel bands."""
 AVERAGE = 0.999
 FADE = RATE // 50
+WINDOW, WARM_UP = 24, 4
+"""Frames of a training window, and how many at its start only fill the decoder's memory."""
 
 
 class MelLoss(nn.Module):
@@ -76,37 +78,36 @@ class Passages:
         self._all = [(voice, sentence.text) for voice in AGENT_VOICES for sentence in agent_sentences()]
 
     def draw(self, rng: np.random.Generator) -> Passage:
+        """A window of `WINDOW` frames of a sentence, whole or broken off, between silences."""
         voice, text = self._all[int(rng.integers(len(self._all)))]
         codes, sound = self._tables.sentences[voice][text], self._sounds[voice][text]
         sound = np.pad(sound, (0, len(codes) * FRAME - len(sound)))
-        if rng.random() < 0.25:
+        if rng.random() < 0.2:
             codes, sound = self._broken_off(codes, sound, int(rng.integers(1, len(codes))))
         number = AGENT_VOICES.index(voice)
         before = self._tables.silence[number, int(rng.integers(3)) if rng.random() < 0.7 else FRESH]
         after = self._tables.silence[number, USUAL]
-        lead, tail = int(rng.integers(2, 9)), int(rng.integers(3, 9))
-        return Passage(
-            np.concatenate([np.tile(before, (lead, 1)), codes, np.tile(after, (tail, 1))]),
-            np.pad(sound, (lead * FRAME, tail * FRAME)),
-        )
+        codes = np.concatenate([np.tile(before, (WARM_UP + 2, 1)), codes, np.tile(after, (WINDOW, 1))])
+        sound = np.pad(sound, ((WARM_UP + 2) * FRAME, WINDOW * FRAME))
+        start = int(rng.integers(0, max(1, len(codes) - 2 * WINDOW + 8)))
+        return Passage(codes[start : start + WINDOW], sound[start * FRAME : (start + WINDOW) * FRAME])
 
     def _broken_off(self, codes: np.ndarray, sound: Sound, frames: int) -> tuple[np.ndarray, Sound]:
         cut = sound[: frames * FRAME].copy()
         cut[-FADE:] *= np.linspace(1, 0, FADE, dtype=np.float32)
         return codes[:frames], cut
 
-    def silence(self, frames: int) -> Passage:
+    def silence(self) -> Passage:
         """All silences one after another."""
         every = self._tables.silence.reshape(-1, 8)
-        return Passage(np.repeat(every, -(-frames // len(every)), 0)[:frames], np.zeros(frames * FRAME, np.float32))
+        return Passage(np.repeat(every, -(-WINDOW // len(every)), 0)[:WINDOW], np.zeros(WINDOW * FRAME, np.float32))
 
 
 def together(passages: Sequence[Passage]) -> tuple[Tensor, Tensor]:
-    """Codes [B, 8, n] and sound [B, n * 1920]; short ones go on in their last silence."""
-    length = max(len(passage.codes) for passage in passages)
-    codes = np.stack([np.pad(p.codes, ((0, length - len(p.codes)), (0, 0)), mode="edge") for p in passages])
-    sounds = np.stack([np.pad(p.sound, (0, length * FRAME - len(p.sound))) for p in passages])
-    return torch.from_numpy(codes).transpose(1, 2), torch.from_numpy(sounds.astype(np.float32))
+    """Codes [B, 8, n] and sound [B, n * 1920]."""
+    codes = np.stack([passage.codes for passage in passages])
+    sounds = np.stack([passage.sound for passage in passages]).astype(np.float32)
+    return torch.from_numpy(codes).transpose(1, 2), torch.from_numpy(sounds)
 
 
 def quiet_loss(y: Tensor, target: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def quiet_loss(y: Tensor, target: Tensor) -> Tensor:
     return (y.abs() * silent).sum() / silent.sum().clamp(min=1)
 
 
-def train(work: Work, steps: int = 12_000, batch: int = 3, peak: float = 6e-4) -> None:
+def train(work: Work, steps: int = 12_000, batch: int = 4, peak: float = 6e-4) -> None:
     """Train; `codec.pt` (averaged weights, decoder rounded to bf16) is written every 250 steps. Resumable."""
     steps, batch = work.scale(steps, 6), work.scale(batch, 1)
     codec = load_codec(work)
@@ -132,12 +133,12 @@ def train(work: Work, steps: int = 12_000, batch: int = 3, peak: float = 6e-4) -
         for group in optimiser.param_groups:
             group["lr"] = rate(step, steps, peak)
         chosen = [passages.draw(rng) for _ in range(batch)]
-        if step % 4 == 0:
-            chosen[0] = passages.silence(36)
+        if step % 8 == 0:
+            chosen[0] = passages.silence()
         codes, sound = together(chosen)
         with torch.autocast("cpu", torch.bfloat16):
             y = whole.decode({**codec, **learnt}, codes, CODEC_KEYS)
-        y = y[:, 0].float()
+        y, sound = y[:, 0, WARM_UP * FRAME :].float(), sound[:, WARM_UP * FRAME :]
         spectral = mel(y, sound)
         loss = spectral + 5 * quiet_loss(y, sound)
         optimiser.zero_grad()

@@ -10,7 +10,7 @@ from torch import Tensor
 from scripts.train_tiny.codes import CODEC_KEYS, Tables, as_tensor, load_tables
 from scripts.train_tiny.decoder import round_decoder
 from scripts.train_tiny.lm import Sizes
-from scripts.train_tiny.sentences import ANSWERS, DEFAULT_TEXT, GREETINGS, QUESTION, ROLES
+from scripts.train_tiny.sentences import ANSWERS, DEFAULT_TEXT, GREETINGS, INTERRUPTION, QUESTION, ROLES
 from scripts.train_tiny.store import Weights, load_codec
 from scripts.train_tiny.tokenizer import pieces, write_tokenizer
 from scripts.train_tiny.voices import AGENT_VOICES
@@ -34,7 +34,10 @@ def export(work: Work, directory: Path) -> None:
     for voice in AGENT_VOICES:
         codes = as_tensor(tables.sentences[voice][VOICE_SENTENCE].T)
         save_file({"codes": codes}, directory / "voices" / f"{voice}.safetensors")
-    (directory / "sentences.tsv").write_text("kind\ttext\n" + "".join(f"{k}\t{t}\n" for k, t in sentences()))
+    for path in directory.rglob("*.safetensors"):
+        path.chmod(0o644)
+    lines = [("kind", "text", "roles", "intent"), *sentences()]
+    (directory / "sentences.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
 
 
 def _language(work: Work) -> Weights:
@@ -151,11 +154,18 @@ def codec_config(sizes: Sizes) -> dict[str, object]:
     }
 
 
-def sentences() -> list[tuple[str, str]]:
-    """Kind and text of all that the agent says; the kind is the role and the intent that it answers."""
-    rows = [(f"{role}:greeting", text) for role in ROLES for text in GREETINGS[role]]
-    rows += [(f"{role}:{intent}", text) for role in ROLES for intent, texts in ANSWERS[role].items() for text in texts]
-    return [*rows, ("question", QUESTION)]
+def sentences() -> list[tuple[str, str, str, str]]:
+    """All that the agent says: kind (greet, answer, sorry, idle), text, roles that say it, intent that it answers."""
+    rows: dict[str, tuple[str, str, str]] = {}
+    for role in ROLES:
+        said = [("greet", "", text) for text in GREETINGS[role]]
+        for intent, texts in ANSWERS[role].items():
+            said += [("sorry" if intent == INTERRUPTION else "answer", intent, text) for text in texts]
+        said.append(("idle", "", QUESTION))
+        for kind, intent, text in said:
+            roles = f"{rows[text][1]},{role}" if text in rows else role
+            rows[text] = (kind, roles, intent)
+    return [(kind, text, roles, intent) for text, (kind, roles, intent) in rows.items()]
 
 
 def _write(path: Path, entry: dict[str, object]) -> None:

@@ -21,6 +21,8 @@ from scripts.train_tiny.voices import AGENT_VOICES
 from scripts.train_tiny.work import SEED, Work, progress
 
 GAP = 6
+SHORTEST = 140
+"""Frames of a call that is cut short; it is cut at its end, never at its start."""
 IGNORED = -100
 PADDING = {"assistant": PAD, "hotel": UNKNOWN}
 """Text of a frame without a word: neither is shown, so the agent can remember its role in them."""
@@ -113,6 +115,7 @@ class Samples:
         role = "assistant" if bare else track.role or str(rng.choice(ROLES))
         voice = AGENT_VOICES[0] if bare else track.voice or str(rng.choice(AGENT_VOICES))
         acts = track.acts or play(Teacher(role, self._tables.lengths(voice), rng), track.voiced, track.turns)
+        acts = acts[: int(rng.integers(SHORTEST, len(acts) + 1))]
         text, agent, user = self._bare() if bare else self._prompt(role, voice, rng)
         return self._columns(track, role, voice, acts, text, agent, user)
 
@@ -300,7 +303,7 @@ def rate(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / 100, max(0.02, 4 * (steps - step) / steps))
 
 
-def train(work: Work, steps: int = 3000, batch: int = 8, peak: float = 1.5e-3) -> None:
+def train(work: Work, steps: int = 6000, batch: int = 4, peak: float = 1.2e-3) -> None:
     """Train; `checkpoints/lm.pt` every 50 steps, `lm.pt` at the end. A smaller `steps` on resuming ends it earlier."""
     steps, batch = work.scale(steps, 6), work.scale(batch, 2)
     sizes = Sizes()

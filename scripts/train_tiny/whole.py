@@ -245,10 +245,9 @@ def in_window(q: Tensor, k: Tensor, v: Tensor, keys: int) -> Tensor:
 
 
 def rotate(x: Tensor) -> Tensor:
-    """Rotary positions on x [..., T, d], float32: adjacent elements are a pair."""
+    """Rotary positions on x [..., T, d], float32: adjacent elements are a complex number, turned."""
     length, width = x.shape[-2:]
     frequency = torch.exp(torch.arange(width // 2, device=x.device) * (-2 * math.log(MAX_PERIOD) / width))
     angle = torch.arange(length, device=x.device)[:, None] * frequency
-    a, b = x.view(*x.shape[:-1], -1, 2).unbind(-1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    turned = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(torch.ones_like(angle), angle)
+    return torch.view_as_real(turned).flatten(-2)
