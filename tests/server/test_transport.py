@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import random
 import socket
 import threading
 import time
@@ -279,6 +280,21 @@ async def test_a_peer_that_sends_no_media_is_still_heard_of(ends: tuple[Peer, Ou
         before = ours.transport.heard_at
         while ours.transport.heard_at == before:
             await asyncio.sleep(0.05)
+
+
+async def test_a_strangers_datagrams_neither_keep_nor_end_a_call(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    await connect(peer, ours)
+    await ours.heard(1)
+    connection = ours.transport._audio.receiver.transport.transport._connection
+    before, noise = ours.transport.heard_at, random.Random(1)
+    for first in range(256):
+        for size in (0, 1, 12, 13, 20, 60):
+            datagram = bytes([first])[:size] + noise.randbytes(max(0, size - 1))
+            connection._nominated[1].protocol.datagram_received(datagram, ("198.51.100.1", 4000))
+    assert ours.transport.heard_at == before
+    await ours.heard(len(ours.packets) + 10)
+    assert not ours.transport.over.is_set()
 
 
 async def test_a_connection_without_consent_is_closed() -> None:

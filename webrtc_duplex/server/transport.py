@@ -40,7 +40,6 @@ from aiortc import (
     RTCRtpTransceiver,
     RTCSessionDescription,
 )
-from aiortc.clock import current_ntp_time
 from aiortc.exceptions import InternalError, InvalidAccessError, InvalidStateError, OperationError
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from aiortc.rtcconfiguration import RTCIceTransportPolicy
@@ -91,6 +90,12 @@ UNFIT = (
 RTP_HEADER = struct.Struct("!BBHLL")
 """Version and flags, marker and payload type, sequence number, timestamp, SSRC (RFC 3550, 5.1)."""
 
+SHORTEST_DATAGRAM = RTP_HEADER.size
+"""STUN, DTLS and SRTCP have longer ones still."""
+
+NTP_EPOCH_S = 2_208_988_800
+"""1900, from where NTP counts, lies so long before 1970."""
+
 LOOPBACK = "127.0.0.1"
 GATHER_S = 1.0
 """An answer waits no longer for a STUN or TURN server; host candidates take no time."""
@@ -137,7 +142,7 @@ class Transport:
         self.channel_open = asyncio.Event()
         """The caller has opened a data channel."""
         self.heard_at = clock()
-        """When anything last came from the caller: RTP, RTCP, STUN or DTLS."""
+        """When anything last came from the caller: RTP, RTCP, STUN or DTLS, and not from just anybody."""
         self._clock = clock
         self._ice = ice
         self._candidates = 0
@@ -254,7 +259,7 @@ class Transport:
         receiver = self._audio.receiver
         setattr(receiver, JITTER_BUFFER, _Tap(take))
         getattr(receiver, DECODER_QUEUE).put(None)
-        inlet = _Inlet(self._audio, take)
+        inlet = _Inlet(self._audio, take, self._note_heard)
         for dtls in self._transports():
             connection = dtls.transport._connection
             new_socket = partial(_Socket, connection, self._note_heard, inlet if dtls is receiver.transport else None)
@@ -318,16 +323,19 @@ class _Counted:
 class _Inlet:
     """The short way in: RTP of streams that aiortc has seen, from the socket to us."""
 
-    def __init__(self, audio: RTCRtpTransceiver, take: Callable[[Packet], None]) -> None:
+    def __init__(
+        self, audio: RTCRtpTransceiver, take: Callable[[Packet], None], note_heard: Callable[[], None]
+    ) -> None:
         self._dtls = audio.receiver.transport
         self._streams: dict[int, StreamStatistics] = getattr(audio.receiver, STREAMS)
         self._payload_types = {codec.payloadType for codec in audio._codecs}
         self._counted = _Counted()
         self._take = take
+        self._note_heard = note_heard
 
     def take(self, data: bytes) -> bool:
         """Whether this datagram was such RTP, and so is dealt with."""
-        if len(data) < RTP_HEADER.size or not 128 <= data[0] < 192 or is_rtcp(data):
+        if not 128 <= data[0] < 192 or is_rtcp(data):
             return False
         flags, kind, sequence, timestamp, ssrc = RTP_HEADER.unpack_from(data)
         stream = self._streams.get(ssrc)
@@ -338,6 +346,7 @@ class _Inlet:
         except (pylibsrtp.Error, ValueError) as exc:
             log.debug("a packet that is not the caller's, or broken: %s", exc)
             return True
+        self._note_heard()
         self._counted.sequence_number, self._counted.timestamp = sequence, timestamp
         stream.add(cast(RtpPacket, self._counted))
         self._take(Packet(sequence, timestamp, payload, kind & 0x7F, ssrc, kind > 0x7F))
@@ -382,7 +391,7 @@ class _Outlet:
         self._packets += 1
         self._octets += octets
         sender = self._audio.sender
-        setattr(sender, NTP_TIME, current_ntp_time())
+        setattr(sender, NTP_TIME, int((time.time() + NTP_EPOCH_S) * (1 << 32)))
         setattr(sender, RTP_TIME, timestamp)
         setattr(sender, PACKETS_SENT, self._packets)
         setattr(sender, OCTETS_SENT, self._octets)
@@ -411,7 +420,7 @@ class _Certificate(RTCCertificate):
 
 
 class _Socket(StunProtocol):
-    """A socket of a peer connection that says when anything comes in on it, and lets RTP go the short way."""
+    """A socket of a peer connection that says when its peer is heard, and lets RTP go the short way."""
 
     def __init__(self, connection: Connection, note_heard: Callable[[], None], inlet: _Inlet | None) -> None:
         super().__init__(connection)
@@ -419,9 +428,18 @@ class _Socket(StunProtocol):
         self._inlet = inlet
 
     def datagram_received(self, data: bytes | str, addr: tuple[object, ...]) -> None:
-        self._note_heard()
-        if self._inlet is None or not self._inlet.take(cast(bytes, data)):
-            super().datagram_received(data, addr)
+        if len(data) < SHORTEST_DATAGRAM:  # aiortc looks at the first bytes unasked: an empty one would end the call
+            return
+        if self._inlet is not None and self._inlet.take(cast(bytes, data)):
+            return
+        if self._is_peers(addr):
+            self._note_heard()
+        super().datagram_received(data, addr)
+
+    def _is_peers(self, addr: tuple[object, ...]) -> bool:
+        """Whether it is the peer's address, once there is one: a stranger's datagrams do not keep a call."""
+        pair = self.receiver._nominated.get(1)
+        return pair is None or addr[:2] == pair.remote_addr
 
 
 def _configuration(call: str, ice: IceSettings) -> RTCConfiguration:
