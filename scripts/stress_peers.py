@@ -56,7 +56,7 @@ ADMISSION_S = 60.0
 START_IN_S = 1.0
 PATIENCE_S = 60.0
 """With a caller's process that should have said something."""
-OFFSET_S = 1.7
+OFFSET_S = 0.37
 """Each caller begins so much later in the recording, lest all of them say the same at once."""
 LAST_WORD_S = 1.1
 """The server says once a second how a call fares."""
