@@ -284,6 +284,20 @@ async def test_a_message_that_makes_no_sense_is_answered_and_ends_nothing(two_ro
         await in_state(session, SessionState.LIVE)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "data"), [(51, b"\xff\xfe"), (53, b"\xff"), (50, b"\x03"), (50, bytes([3] + [9] * 40))]
+)
+async def test_a_message_that_is_not_even_text_ends_nothing(two_rows: House, protocol: int, data: bytes) -> None:
+    async with call(two_rows, channel="oai-events") as (peer, session):
+        await in_state(session, SessionState.LIVE)
+        assert peer.pc.sctp is not None and peer.channel is not None and peer.channel.id is not None
+        await peer.pc.sctp._send(peer.channel.id, protocol, data)
+        known = len(peer.events)
+        peer.tell({"type": "dance"})
+        await peer.event("error", after=known)
+        assert session.state is SessionState.LIVE
+
+
 async def test_statistics_come_every_second(two_rows: House) -> None:
     async with call(two_rows, channel="oai-events") as (peer, _):
         stats = await peer.event("ext.stats")

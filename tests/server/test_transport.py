@@ -79,6 +79,7 @@ async def test_every_private_name_that_we_touch_is_there() -> None:
         (audio.sender, [transport.EXTENSIONS, transport.NTP_TIME, transport.RTP_TIME]),
         (audio.sender, [transport.PACKETS_SENT, transport.OCTETS_SENT, "_ssrc"]),
         (audio.sender.transport, ["_rx_srtp", "_tx_srtp"]),
+        (pc.sctp, [transport.CHANNEL_RECEIVE]),
         (audio.receiver.transport.transport, ["_connection"]),
         (connection, ["_nominated", "_protocols", "_query_consent_task", "build_request", "remote_password"]),
         (RTCCertificate.generateCertificate(), ["_create_ssl_context"]),

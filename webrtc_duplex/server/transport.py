@@ -12,6 +12,7 @@ when one is gone. What is changed, always on one instance and never for the whol
 - Host candidates are gathered by us: 127.0.0.1 too, from a range of ports if one is set, nothing for over a second.
 - Each socket notes when it last heard anything, which is how a caller who vanished is found; one who is merely silent
   is asked every second and a half, and answers.
+- What a client sends by a data channel that is not even text reaches us as if it were; it would end the call.
 - The cipher list takes peers whose certificate is RSA, also where the peer is the DTLS server.
 """
 
@@ -47,6 +48,7 @@ from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsTransport, SRTPProtec
 from aiortc.rtcicetransport import RTCIceCandidate
 from aiortc.rtcrtpparameters import RTCRtpCodecParameters
 from aiortc.rtcrtpreceiver import StreamStatistics
+from aiortc.rtcsctptransport import WEBRTC_STRING
 from aiortc.rtp import RtpPacket, is_rtcp
 from aiortc.sdp import SessionDescription
 from aiortc.stats import RTCInboundRtpStreamStats, RTCRemoteInboundRtpStreamStats
@@ -70,6 +72,7 @@ RTP_TIME: Final = "_RTCRtpSender__rtp_timestamp"
 PACKETS_SENT: Final = "_RTCRtpSender__packet_count"
 OCTETS_SENT: Final = "_RTCRtpSender__octet_count"
 CERTIFICATES: Final = "_RTCPeerConnection__certificates"
+CHANNEL_RECEIVE: Final = "_data_channel_receive"
 GATHER: Final = "get_component_candidates"
 CONSENT: Final = "query_consent"
 
@@ -265,6 +268,9 @@ class Transport:
             new_socket = partial(_Socket, connection, self._note_heard, inlet if dtls is receiver.transport else None)
             setattr(connection, GATHER, _Gatherer(connection, self._ice, new_socket))
             setattr(connection, CONSENT, partial(_query_consent, connection, self._clock))
+        if self._pc.sctp is not None:
+            receive = getattr(self._pc.sctp, CHANNEL_RECEIVE)
+            setattr(self._pc.sctp, CHANNEL_RECEIVE, partial(_receive_whatever, receive))
 
     def _transports(self) -> Iterator[RTCDtlsTransport]:
         yield self._audio.receiver.transport
@@ -541,6 +547,18 @@ def _public_candidate(host: Candidate, public_ip: str | None) -> Candidate | Non
     foundation = candidate_foundation("srflx", "udp", host.host)
     priority = candidate_priority(host.component, "srflx")
     return Candidate(foundation, host.component, "udp", priority, public_ip, host.port, "srflx", host.host, host.port)
+
+
+async def _receive_whatever(
+    receive: Callable[[int, int, bytes], Coroutine[None, None, None]], stream: int, protocol: int, data: bytes
+) -> None:
+    """Let aiortc take a message of a data channel; one that it stumbles over is dropped, and ends nothing."""
+    if protocol == WEBRTC_STRING:
+        data = data.decode(errors="replace").encode()
+    try:
+        await receive(stream, protocol, data)
+    except UNFIT as exc:
+        log.info("a message of a data channel cannot be read: %s", exc)
 
 
 async def _query_consent(connection: Connection, clock: Callable[[], float]) -> None:
