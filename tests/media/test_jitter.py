@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.media import wire
 from tests.media.wire import CONCEALED, OTHER, PcmDecoder, Sent
 from webrtc_duplex.audio import CHUNK_SAMPLES, FRAME_SAMPLES, SAMPLE_RATE, Pcm
-from webrtc_duplex.media.jitter import CONCEAL_SAMPLES, JitterBuffer, Packet
+from webrtc_duplex.media.jitter import CONCEAL_SAMPLES, CUT_BEFORE_TICK_S, CutLead, JitterBuffer, Packet
 
 MS = SAMPLE_RATE // 1000
 
@@ -428,3 +428,37 @@ def test_what_is_kept_is_bounded_while_nobody_cuts() -> None:
     for sequence in range(600, 1400):
         buffer.add(Packet(sequence, sequence * 960, bytes(960), wire.OPUS, 1), 10.0)
     assert len(buffer._queue) <= SAMPLE_RATE and len(buffer._held) <= 64
+
+
+# ---- when to cut
+
+
+def test_a_process_that_wakes_in_time_cuts_shortly_before_the_tick() -> None:
+    lead = CutLead()
+    for _ in range(100):
+        lead.note(0.001)
+    assert lead.lead_s == CUT_BEFORE_TICK_S
+
+
+def test_a_process_that_wakes_late_cuts_earlier_until_it_is_better() -> None:
+    lead = CutLead()
+    lead.note(0.009)
+    assert lead.lead_s == pytest.approx(0.011)
+    lead.note(0.5)
+    assert lead.lead_s == CutLead.LONGEST_S
+    for _ in range(128):
+        lead.note(0.0)
+    assert lead.lead_s == CUT_BEFORE_TICK_S
+
+
+def test_the_buffer_follows_cuts_that_come_earlier_or_later() -> None:
+    buffer = a_buffer()
+    coming = wire.packets(wire.sine(60), delay=0.011)
+    for n in range(740):
+        cut = 0.083 + 0.08 * n - (0.016 if n // 100 % 2 else 0.0)
+        while coming and coming[0].comes_at <= cut:
+            sent = coming.pop(0)
+            buffer.add(sent.packet, sent.comes_at)
+        buffer.pop_frame(cut)
+    assert buffer.counters.concealed_samples <= 8 * CHUNK_SAMPLES
+    assert buffer.counters.lost == buffer.counters.late == 0

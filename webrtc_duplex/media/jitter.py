@@ -28,7 +28,7 @@ from webrtc_duplex.audio import CHUNK_SAMPLES, FRAME_SAMPLES, SAMPLE_RATE, Pcm
 from webrtc_duplex.media import splice
 
 CUT_BEFORE_TICK_S = 0.004
-"""Frames are cut so long before their tick: time to put them into the ring."""
+"""Frames are cut so long before their tick: time to put them into the ring. See `CutLead`."""
 
 CONCEAL_SAMPLES = SAMPLE_RATE // 10
 """A gap is concealed for 100 ms; by then it has faded to silence."""
@@ -458,6 +458,27 @@ class JitterBuffer:
         self._cuts_waited = 0
         self._spares.clear()
         return True
+
+
+class CutLead:
+    """How long before its tick a frame is to be cut: longer where this process wakes late.
+
+    A frame that is cut after its tick is lost to the model, all 80 ms of it; one that is cut early is only heard so much
+    later. `JitterBuffer` follows the cut, whenever it comes.
+    """
+
+    LONGEST_S = 0.025
+    _REMEMBERED = 128  # cuts: 10 s
+    _TAKES_S = 0.002  # from the cut until the frame is in the ring
+
+    def __init__(self) -> None:
+        self.lead_s = CUT_BEFORE_TICK_S
+        self._late_s: deque[float] = deque(maxlen=self._REMEMBERED)
+
+    def note(self, late_s: float) -> None:
+        """A frame was cut so long after it should have been."""
+        self._late_s.append(late_s)
+        self.lead_s = min(max(CUT_BEFORE_TICK_S, max(self._late_s) + self._TAKES_S), self.LONGEST_S)
 
 
 class _Arrivals:
