@@ -180,11 +180,11 @@ class PersonaPlexRunner:
         """Codes that the last step's rows said, [n, 8]; for who writes them down."""
         self._model = model
         self._prompts = prompts
-        self._state = model.allocate(rows)
+        self.state = model.allocate(rows)
         self._ages = np.zeros((rows + 1, 2), np.int64)  # columns and frames of each row
         self._hot = np.zeros(rows + 1, np.bool_)  # whether the row's call is sampled, not greedy
         self._openings: dict[int, Opening] = {}
-        self._cache = PromptCache(cache_bytes)
+        self.cache = PromptCache(cache_bytes)
         self._lanes = self._make_lanes(lane_counts)
         self._warm_up()
 
@@ -192,7 +192,7 @@ class PersonaPlexRunner:
         """Check what the prompt asks for; returns its columns. Raises RequestError or CheckpointError."""
         asked(prompt, self._model.lm.config.sampling)
         wish = self._prompts.wish(prompt)
-        cached = self._cache.get(wish)
+        cached = self.cache.get(wish)
         return len(cached.columns if cached else self._prompts.columns(wish))
 
     @torch.inference_mode()
@@ -200,15 +200,15 @@ class PersonaPlexRunner:
         """Make the row a fresh one of this call; returns the columns left to prefill, 0 where the cache had them."""
         sampling = asked(prompt, self._model.lm.config.sampling)
         wish = self._prompts.wish(prompt)
-        cached = self._cache.get(wish)
+        cached = self.cache.get(wish)
         opening = None if cached else Opening(wish, self._prompts.columns(wish))
         self.reset(row)
-        self._state.lm.sampler.set_row(row, prompt.seed, sampling)
+        self.state.lm.sampler.set_row(row, prompt.seed, sampling)
         self._hot[row] = max(sampling.text_temperature, sampling.audio_temperature) > 0
         if cached:
             self._ages[row] = len(cached.columns), 1
             cached.image.put(self._prompted(), row, len(cached.columns))
-            self._model.lm.open(cached.columns, cached.hidden, row, self._state.lm)
+            self._model.lm.open(cached.columns, cached.hidden, row, self.state.lm)
             return 0
         assert opening is not None
         self._openings[row] = opening
@@ -219,7 +219,7 @@ class PersonaPlexRunner:
         """Run at most so many more columns of the row's prompt; returns the columns left."""
         opening = self._openings[row]
         count = min(columns, opening.left)
-        hidden = self._model.lm.prefill(opening.columns, row, opening.done, count, self._state.lm)
+        hidden = self._model.lm.prefill(opening.columns, row, opening.done, count, self.state.lm)
         opening.done += count
         self._ages[row] = opening.done, 1
         if not opening.left:
@@ -233,7 +233,7 @@ class PersonaPlexRunner:
         self._openings.pop(row, None)
         self._ages[row] = 0
         self._hot[row] = False
-        zero_row(self._state, row)
+        zero_row(self.state, row)
 
     @torch.inference_mode()
     def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
@@ -248,27 +248,27 @@ class PersonaPlexRunner:
 
     def _end_prompt(self, row: int, opening: Opening, hidden: Tensor) -> None:
         """Keep the row for the next call with this prompt, and let this one choose its first tokens."""
-        self._model.say_last(opening.columns, row, self._state)
+        self._model.say_last(opening.columns, row, self.state)
         image = RowImage.take(self._prompted(), row, len(opening.columns))
-        self._cache.put(opening.wish, Prefilled(opening.columns, image, hidden.clone()))
-        self._model.lm.open(opening.columns, hidden, row, self._state.lm)
+        self.cache.put(opening.wish, Prefilled(opening.columns, image, hidden.clone()))
+        self._model.lm.open(opening.columns, hidden, row, self.state.lm)
 
     def _prompted(self) -> tuple[object, ...]:
         """The parts of the state that a prompt changes whoever calls: not the encoder, not seed and choices."""
-        return (self._state.lm.temporal, self._state.mimi.decoder)
+        return (self.state.lm.temporal, self.state.mimi.decoder)
 
     def _lanes_for(self, count: int) -> Lanes:
         return next(self._lanes[size] for size in self._lanes if size >= count)
 
     def _make_lanes(self, wanted: Sequence[int] | None) -> dict[int, Lanes]:
         """Lanes for up to all rows, by their number, ascending."""
-        on_cuda = self._state.lm.own.is_cuda
+        on_cuda = self.state.lm.own.is_cuda
         counts = list(wanted or (CUDA_LANE_COUNTS if on_cuda else LANE_COUNTS))
         while counts[-1] < self.rows:
             counts.append(2 * counts[-1])
         needed = counts[: next(i for i, count in enumerate(counts) if count >= self.rows) + 1]
         if not on_cuda:
-            return {count: Lanes(self._model, self._state, count, self.rows) for count in needed}
+            return {count: Lanes(self._model, self.state, count, self.rows) for count in needed}
         return dict(sorted(self._capture(needed).items()))
 
     @torch.inference_mode()
@@ -277,7 +277,7 @@ class PersonaPlexRunner:
         lanes: dict[int, Lanes] = {}
         before = None
         for count in reversed(counts):
-            captured = CudaLanes(self._model, self._state, count, self.rows, before)
+            captured = CudaLanes(self._model, self.state, count, self.rows, before)
             lanes[count], before = captured, captured.graph
         return lanes
 
