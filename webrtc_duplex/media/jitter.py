@@ -463,8 +463,8 @@ class JitterBuffer:
 class CutLead:
     """How long before its tick a frame is to be cut: longer where this process wakes late.
 
-    A frame that is cut after its tick is lost to the model, all 80 ms of it; one that is cut early is only heard so much
-    later. `JitterBuffer` follows the cut, whenever it comes.
+    A frame that is cut after its tick is lost to the model, all 80 ms of it; one that is cut early is only heard so
+    much later. `JitterBuffer` follows the cut, whenever it comes.
     """
 
     LONGEST_S = 0.025
