@@ -286,7 +286,7 @@ def test_a_fault_is_seen_wherever_it_is_and_a_reset_cures_the_row(where: str) ->
         "temporal": state.lm.temporal.rings,
         "decoder": state.mimi.decoder.rings,
     }
-    rings[where][0].values[1, 0, 0, 0] = torch.nan
+    rings[where][0].values[1, 0, 3, 0] = torch.nan  # a slot that the next frame does not overwrite
     _, _, sound = runner.step(np.array([1]), speech(1, seed=2))
     assert not sound[0]
     runner.reset(1)
