@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     add_inspect_command(commands)
     add_doctor_command(commands)
     add_key_command(commands)
+    _add_settings_command(commands)
     add_bridge_command(commands)
     return parser
 
@@ -50,6 +51,11 @@ def _add_serve_command(commands: "argparse._SubParsersAction[argparse.ArgumentPa
     serve = commands.add_parser("serve", help="serve calls over WebRTC, with the page")
     settings.add_flags(serve)
     serve.set_defaults(run=_serve)
+
+
+def _add_settings_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    show = commands.add_parser("settings", help="every setting as a table: flag, environment variable, default")
+    show.set_defaults(run=lambda options: print(settings.table()) or 0)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -2,8 +2,8 @@
 
 A knob is a field of one of the dataclasses here, and that is the only place it is named. Its value comes from the first
 of these that has it: the flag (`--media-timeout-s 5`), the environment (`WEBRTC_DUPLEX_MEDIA_TIMEOUT_S=5`), the file of
-`--config` (`[server]`, then `media_timeout_s = 5`), the default below. `python -m webrtc_duplex.settings` prints all of
-them as a table.
+`--config` (`[server]`, then `media_timeout_s = 5`), the default below. `webrtc-duplex settings` prints all of them as a
+table.
 """
 
 import argparse
@@ -355,7 +355,3 @@ def _metavar(knob: Knob) -> str:
     if Path in kinds:
         return "PATH"
     return "N" if {int, float} & set(kinds) else "TEXT"
-
-
-if __name__ == "__main__":
-    print(table())
