@@ -33,6 +33,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -89,6 +90,8 @@ class Outcome:
     counted: Count | None = None
     underruns: int = 0
     """20 ms pieces of silence that the server put in, by its own count."""
+    underruns_together: int = 0
+    """The most of them from one of its words to the next, about a second: they may have been one gap."""
     said_at: float = 0.0
     rtt_s: float | None = None
     echo_s: float | None = None
@@ -105,7 +108,7 @@ class Outcome:
     def longest_gap_s(self) -> float:
         if self.counted is None:
             return 0.0
-        return max(self.counted.longest_gap_s, self.underruns * CHUNK_S)
+        return max(self.counted.longest_gap_s, self.underruns_together * CHUNK_S)
 
     @property
     def passes_driver(self) -> bool:
@@ -231,7 +234,9 @@ def _count(
 ) -> None:
     sounds = decoded(notes.packets)
     outcome.counted = count(sounds, start, plan.frames, stalls)
-    outcome.underruns = _underruns_between(notes.underruns, start, start + plan.frames * FRAME_S + TAIL_S)
+    counts = _counts_around(notes.underruns, start, start + plan.frames * FRAME_S + TAIL_S)
+    outcome.underruns = counts[-1] - counts[0]
+    outcome.underruns_together = max(later - earlier for earlier, later in pairwise([*counts, counts[-1]]))
     outcome.echo_s = echo_delay(said, outcome.said_at, sounds) if plan.echo else None
 
 
@@ -266,13 +271,12 @@ def decoded(packets: list[ReceivedPacket]) -> list[Heard]:
     return [Heard(packet.at, place, pcm) for packet, place, pcm in heard if pcm is not None]
 
 
-def _underruns_between(counts: list[tuple[float, int]], start: float, end: float) -> int:
-    """How many came between two moments, by the counts next to them on the outside."""
-    before = [number for at, number in counts if at <= start]
-    until = [number for at, number in counts if at < end]
-    after = [number for at, number in counts if at >= end]
-    last = (after[:1] or until[-1:] or [0])[0]
-    return max(0, last - (before[-1] if before else 0))
+def _counts_around(counts: list[tuple[float, int]], start: float, end: float) -> list[int]:
+    """What the server counted from its last word before a span to its first one after, in order."""
+    before = [number for at, number in counts if at <= start][-1:] or [0]
+    during = [number for at, number in counts if start < at < end]
+    after = [number for at, number in counts if at >= end][:1]
+    return [*before, *during, *after]
 
 
 def echo_delay(said: Pcm, said_at: float, sounds: list[Heard]) -> float | None:

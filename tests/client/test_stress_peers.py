@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scripts.stress_peers import Outcome, Plan, Report, _underruns_between, echo_delay, hum, share_of, table
+from scripts.stress_peers import Outcome, Plan, Report, _counts_around, echo_delay, hum, share_of, table
 from tests.conftest import ROOT
 from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES
 from webrtc_duplex.client.timeline import Count, Heard
@@ -16,10 +16,12 @@ from webrtc_duplex.client.timeline import Count, Heard
 PLAN = Plan("http://localhost", 375, None, None, echo=True)
 
 
-def outcome(deficit: int = 0, gap_s: float = 0.0, voiced_s: float = 10.0, underruns: int = 0) -> Outcome:
+def outcome(
+    deficit: int = 0, gap_s: float = 0.0, voiced_s: float = 10.0, underruns: int = 0, together: int = 0
+) -> Outcome:
     gaps = (gap_s,) if gap_s else ()
     counted = Count(due=375, heard=375 - deficit, gaps_s=gaps, voiced_s=voiced_s, latest_s=0.01)
-    return Outcome(0, counted=counted, underruns=underruns)
+    return Outcome(0, counted=counted, underruns=underruns, underruns_together=together)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +34,8 @@ def outcome(deficit: int = 0, gap_s: float = 0.0, voiced_s: float = 10.0, underr
         (outcome(deficit=4), True, False),
         (outcome(deficit=5), False, False),
         (outcome(voiced_s=0.2), False, False),
-        (outcome(underruns=3), True, True),
-        (outcome(underruns=4), True, False),
+        (outcome(underruns=4, together=3), True, True),
+        (outcome(underruns=4, together=4), True, False),
         (outcome(underruns=20), False, False),
         (Outcome(0, error="refused"), False, False),
     ],
@@ -50,9 +52,10 @@ def test_a_run_passes_only_if_everyone_does() -> None:
 
 def test_underruns_are_counted_between_the_words_around_the_run() -> None:
     counts = [(0.5, 3), (1.5, 4), (2.5, 6), (3.5, 9)]
-    assert _underruns_between(counts, 1.0, 3.0) == 6
-    assert _underruns_between(counts, 1.0, 9.0) == 6
-    assert _underruns_between([], 1.0, 3.0) == 0
+    assert _counts_around(counts, 1.0, 3.0) == [3, 4, 6, 9]
+    assert _counts_around(counts, 1.0, 9.0) == [3, 4, 6, 9]
+    assert _counts_around(counts, 3.0, 3.1) == [6, 9]
+    assert _counts_around([], 1.0, 3.0) == [0]
 
 
 def test_the_delay_of_an_echo_is_found() -> None:

@@ -44,13 +44,26 @@ def test_a_silence_in_which_nothing_at_all_is_sent_for_long_is_lost() -> None:
     assert count(heard, 100.05, 40).deficit == 8
 
 
-def test_voice_that_comes_late_is_a_gap_but_no_deficit() -> None:
+def test_voice_that_comes_late_stalls_a_player_once() -> None:
     heard = sounds(60)
-    heard[12:16] = [Heard(sound.at + 0.1, sound.place, VOICE) for sound in heard[12:16]]
+    heard[12:] = [Heard(sound.at + 0.1, sound.place, VOICE) for sound in heard[12:]]
     counted = count(heard, 100.05, 10)
     assert counted.deficit == 0
-    assert counted.gaps_s == pytest.approx((0.08,))
+    assert counted.gaps_s == pytest.approx((0.04,))
     assert counted.latest_s == pytest.approx(0.1)
+
+
+def test_a_player_that_has_stalled_comes_back_and_can_be_stalled_again() -> None:
+    heard = sounds(200)
+    for late in (20, 150):
+        heard[late] = Heard(heard[late].at + 0.1, heard[late].place, VOICE)
+    assert count(heard, 100.05, 45).gaps_s == pytest.approx((0.04, 0.04))
+
+
+def test_late_silence_is_no_gap() -> None:
+    heard = sounds(60, pcm=SILENCE)
+    heard[12] = Heard(heard[12].at + 0.3, heard[12].place, SILENCE)
+    assert count(heard, 100.05, 10).gaps_s == ()
 
 
 def test_what_comes_after_the_tail_was_not_heard() -> None:

@@ -12,7 +12,9 @@ import numpy as np
 from webrtc_duplex.audio import CHUNK_S, CHUNKS_PER_FRAME, FRAME_S, Pcm
 
 LATE_S = 0.06
-"""What a player's jitter buffer forgives."""
+"""What a player's jitter buffer forgives. A packet later than this stalls it once; then it plays that much later."""
+RECOVERY_S = 0.001
+"""So much of a delay beyond that a player takes back with every chunk."""
 VOICED_RMS = 1e-3
 """A chunk is voiced above this share of full scale, as the public driver counts."""
 TAIL_S = 0.32
@@ -84,14 +86,16 @@ def count(sounds: Sequence[Heard], start: float, frames: int, excused: Sequence[
     voiced = [sound is not None and is_voiced(sound.pcm) for sound in slots]
     pardoned = [_within(start + i * CHUNK_S, excused) for i in range(len(slots))]
     lost = _lost(slots, voiced)
-    late = [late_s > LATE_S and voice for late_s, voice in zip(lateness, voiced, strict=True)]
-    bad = [(gone or slow) and not pardon for gone, slow, pardon in zip(lost, late, pardoned, strict=True)]
+    silent_s = [
+        0.0 if pardon else CHUNK_S if gone else stall_s * voice
+        for pardon, gone, stall_s, voice in zip(pardoned, lost, _stalls(lateness), voiced, strict=True)
+    ]
     whole = [not broken for broken in _frames(lost)]
     spared = sum(pardon and not heard for pardon, heard in zip(_frames(pardoned), whole, strict=True))
     return Count(
         due=frames,
         heard=sum(whole) + spared,
-        gaps_s=tuple(length * CHUNK_S for length in _runs(bad)),
+        gaps_s=tuple(_runs(silent_s)),
         voiced_s=sum(voiced) * CHUNK_S,
         latest_s=max(lateness, default=0.0),
         excused=spared,
@@ -139,12 +143,22 @@ def _within(moment: float, spans: Sequence[tuple[float, float]]) -> bool:
     return any(begin <= moment < end for begin, end in spans)
 
 
-def _runs(marks: Sequence[bool]) -> list[int]:
-    """Lengths of the stretches of marks."""
-    lengths = [0]
-    for mark in marks:
-        if mark:
-            lengths[-1] += 1
-        elif lengths[-1]:
-            lengths.append(0)
-    return [length for length in lengths if length]
+def _stalls(lateness: Sequence[float]) -> list[float]:
+    """How long a player stands still before each chunk, as it has not come yet."""
+    stalls: list[float] = []
+    delay = LATE_S
+    for late_s in lateness:
+        stalls.append(max(0.0, late_s - delay))
+        delay = max(late_s, delay if late_s > delay - RECOVERY_S else delay - RECOVERY_S, LATE_S)
+    return stalls
+
+
+def _runs(silent_s: Sequence[float]) -> list[float]:
+    """Lengths of the stretches in which nothing was to be heard."""
+    lengths = [0.0]
+    for length in silent_s:
+        if length > 0:
+            lengths[-1] += length
+        elif lengths[-1] > 0:
+            lengths.append(0.0)
+    return [length for length in lengths if length > 0]
