@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +60,6 @@ def test_every_finding_is_a_line_and_good_ones_end_well(directory: Path, capsys:
 def test_a_wrong_finding_shows_in_the_exit_code(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import shutil
-
     spoiled = shutil.copytree(directory, tmp_path / "spoiled")
     (spoiled / "voices").mkdir()
     (spoiled / "voices" / "odd.pt").write_bytes(b"odd")

@@ -1,6 +1,7 @@
 """`webrtc-duplex voices`."""
 
 import argparse
+import tarfile
 import wave
 from pathlib import Path
 
@@ -31,6 +32,11 @@ def test_voices_are_listed_with_length_and_kind(directory: Path, capsys: pytest.
     ]
 
 
+def test_a_model_of_one_voice_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("voices", "list", "--model", "tiny") == 0
+    assert capsys.readouterr().out == "tiny has no voices to choose from\n"
+
+
 def test_an_unfit_voice_is_listed_with_what_is_wrong(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (directory / "voices").mkdir()
     (directory / "voices" / "mine.pt").write_bytes(b"PK no more")
@@ -56,8 +62,6 @@ def test_an_archive_and_a_recording_become_voices_of_our_own(
 
 
 def test_an_archive_without_voices_is_refused(directory: Path, tmp_path: Path) -> None:
-    import tarfile
-
     with tarfile.open(tmp_path / "empty.tgz", "w:gz"):
         pass
     with pytest.raises(CheckpointError, match="holds no voice"):

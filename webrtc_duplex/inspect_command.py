@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def add_inspect_command(commands: "Subparsers") -> None:
     """Add `inspect`."""
     inspect = commands.add_parser("inspect", help="what to look at first in a checkpoint: steps, voices, codec, memory")
-    inspect.add_argument("model", help="a checkpoint's directory or hub id")
+    inspect.add_argument("model", help="tiny, or a checkpoint's directory or hub id")
     inspect.add_argument("--run", dest="recording", type=Path, metavar="WAV", help="let it answer this too, greedily")
     inspect.add_argument("--voice", help="voice of that run")
     inspect.add_argument("--prompt", help="text prompt of that run")

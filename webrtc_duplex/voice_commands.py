@@ -21,7 +21,7 @@ def add_voices_command(commands: "Subparsers") -> None:
     convert.add_argument("--to", type=Path, help="folder to write to (default: the checkpoint's own voices/)")
     convert.set_defaults(run=_convert)
     for verb in (show, convert):
-        verb.add_argument("--model", required=True, help="a checkpoint's directory or hub id")
+        verb.add_argument("--model", required=True, help="tiny, or a checkpoint's directory or hub id")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -31,6 +31,8 @@ def _list(options: argparse.Namespace) -> int:
 
     checkpoint = open_checkpoint(find_checkpoint(options.model))
     shelf = read_voices(checkpoint.directory, voice_model(checkpoint))
+    if not shelf.voices and not shelf.faults:
+        print(f"{checkpoint.name} has no voices to choose from")
     for name, voice in shelf.voices.items():
         kind = type(voice).__name__.removeprefix("Voice").lower()
         print(f"{name:16} {voice.frames:5} frames {voice.frames * FRAME_S:6.2f} s  {kind}")

@@ -8,6 +8,7 @@ from huggingface_hub import errors
 
 from tests.checkpoints import personaplex_directory
 from webrtc_duplex.errors import CheckpointError
+from webrtc_duplex.model.checkpoint import open_checkpoint
 from webrtc_duplex.model.hub import Download, find_checkpoint
 
 
@@ -28,6 +29,10 @@ def answer(status: int) -> httpx2.Response:
 
 def test_a_directory_here_is_taken_as_it_is(tmp_path: Path) -> None:
     assert find_checkpoint(str(tmp_path), never) == tmp_path
+
+
+def test_tiny_is_the_one_in_the_package() -> None:
+    assert open_checkpoint(find_checkpoint("tiny", never)).lm.file_steps in (8, 16)
 
 
 def test_a_hub_id_is_fetched(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a directory here, or one of the hub's models, fetched into its cache."""
+"""Where a checkpoint is: in the package, in a directory here, or on the hub, which fills its cache here."""
 
 import re
 from collections.abc import Callable
@@ -7,6 +7,9 @@ from pathlib import Path
 from webrtc_duplex.errors import CheckpointError
 from webrtc_duplex.model.checkpoint import LM_CONFIG_NAME, LM_NAMES, MIMI_CONFIG_NAME, MIMI_NAMES, TOKENIZER_NAMES
 from webrtc_duplex.model.voices import ARCHIVE, FOLDER
+
+TINY = Path(__file__).parent / "tiny"
+"""The checkpoint that ships with the package."""
 
 PATTERNS = (*LM_NAMES, *MIMI_NAMES, *TOKENIZER_NAMES, LM_CONFIG_NAME, MIMI_CONFIG_NAME, ARCHIVE, f"{FOLDER}/*")
 """What is fetched of a model: what a checkpoint directory may hold."""
@@ -18,10 +21,12 @@ Download = Callable[[str], str]
 
 
 def find_checkpoint(model: str, download: Download | None = None) -> Path:
-    """Return the directory of a checkpoint, fetching it first if `model` is a hub id (`owner/name`).
+    """Return the directory of `tiny`, of the path `model`, or of the hub id `model` (`owner/name`), fetched if need be.
 
     Raises CheckpointError with what to do.
     """
+    if model == "tiny":
+        return TINY
     directory = Path(model).expanduser()
     if directory.is_dir():
         return directory
