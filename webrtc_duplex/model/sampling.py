@@ -131,7 +131,7 @@ def race_noise(seeds: Tensor, frames: Tensor, first: int, count: int, tokens: in
     low = (frames[:, None] * _DRAWS_A_FRAME + which)[..., None] & _WORD  # [B, count, 1]
     high = seeds[:, None, None] & _WORD
     counter = torch.arange(tokens, device=seeds.device)
-    at_once = max(1, _CACHED_WORDS // (len(seeds) * tokens))
+    at_once = max(1, _CACHED_WORDS // (len(seeds) * tokens)) if seeds.device.type == "cpu" else count
     words = torch.cat([philox(counter, part, high) for part in torch.split(low, at_once, dim=1)], dim=1)
     bits = torch.minimum(words, _WORD - words)  # 31 bits: the signed word, folded at 0
     uniform = (bits.float() * _TO_UNIT).clamp_min_(_LEAST)
