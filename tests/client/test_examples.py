@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples import wav_call
+from scripts.examples import wav_call
 from scripts.stress_peers import hum
 from tests.listening import likeness
 from tests.server.served import serving

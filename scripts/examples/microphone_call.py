@@ -2,7 +2,7 @@
 """A call from a terminal: your microphone and loudspeaker (use headphones), the agent's words as text.
 
     pip install sounddevice
-    examples/microphone_call.py http://localhost:8080 [voice]
+    scripts/examples/microphone_call.py http://localhost:8080 [voice]
 
 Ctrl-C hangs up.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """WAV in, WAV out, through a running server.
 
-    examples/wav_call.py question.wav answer.wav --url http://localhost:8080
+    scripts/examples/wav_call.py question.wav answer.wav --url http://localhost:8080
 
 The answer is stereo: left what was said, right what the agent said, as they would be heard together.
 """
