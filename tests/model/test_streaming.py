@@ -1,0 +1,150 @@
+"""Rings, windows, and the walk over state."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from webrtc_duplex.model.streaming import (
+    SPAN_STEP,
+    ChunkWindow,
+    Ring,
+    RowImage,
+    StepWindow,
+    rope_frequencies,
+    rotate,
+    rotation,
+    tensors,
+    zero_row,
+)
+
+CPU = torch.device("cpu")
+HEADS, WIDTH = 2, 8
+FREQUENCIES = rope_frequencies(WIDTH, 10_000.0, CPU)
+
+
+def ring(rows: int, capacity: int) -> Ring:
+    return Ring.allocate(rows, HEADS, capacity, WIDTH, CPU, torch.float32)
+
+
+def projections(length: int, seed: int) -> Tensor:
+    """q, k and v of one row's positions: [length, 3, H, d]."""
+    return torch.randn(length, 3, HEADS, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def attend_at_once(qkv: Tensor, window: int) -> Tensor:
+    """What each position should see: itself and the window - 1 before it. [T, 3, H, d] -> [T, H * d]"""
+    turned = qkv.clone()
+    rotate(turned[:, :2], rotation(torch.arange(len(qkv)), FREQUENCIES)[:, None, None])
+    query, keys, values = turned.unbind(1)  # [T, H, d]
+    age = torch.arange(len(qkv))[:, None] - torch.arange(len(qkv))
+    logits = torch.einsum("thd,shd->hts", query, keys) / WIDTH**0.5
+    logits = logits.masked_fill((age < 0) | (age >= window), -torch.inf)
+    return torch.einsum("hts,shd->thd", logits.softmax(-1), values).flatten(1)
+
+
+def attend_stepwise(qkv: Tensor, capacity: int, count: int, rows: int, row: int, used: bool = False) -> Tensor:
+    """The same, `count` positions a step, in one row of some, beside the scratch row: [T, H * d]."""
+    state, position = ring(rows, capacity), torch.zeros(rows + 1, dtype=torch.int64)
+    lanes = torch.tensor([row, rows, rows, rows])
+    seen = []
+    for start in range(0, len(qkv), count):
+        window = StepWindow.open(position, lanes, count, state, FREQUENCIES, start + count if used else None)
+        seen.append(window.attend(qkv[None, start : start + count].repeat(4, 1, 1, 1, 1), state)[0])
+        position.index_add_(0, lanes, torch.full_like(lanes, count))
+    return torch.cat(seen)
+
+
+def test_one_position_a_step_sees_as_many_keys_as_the_ring_has_slots() -> None:
+    qkv = projections(30, seed=1)
+    torch.testing.assert_close(attend_stepwise(qkv, 7, 1, rows=3, row=2), attend_at_once(qkv, 7))
+
+
+def test_of_two_positions_a_step_the_earlier_sees_one_key_fewer_once_the_ring_is_full() -> None:
+    qkv = projections(30, seed=1)
+    ours = attend_stepwise(qkv, 7, 2, rows=3, row=1)
+    torch.testing.assert_close(ours[1::2], attend_at_once(qkv, 7)[1::2])
+    torch.testing.assert_close(ours[::2], attend_at_once(qkv, 6)[::2])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_attention_in_place_equals_attention_over_copies(count: int) -> None:
+    qkv = projections(20, seed=2)
+    in_place, copied = (attend_stepwise(qkv, 7, count, rows, row=1) for rows in (3, 40))
+    torch.testing.assert_close(in_place, copied)
+
+
+@pytest.mark.parametrize("capacity", [70, 200])
+def test_slots_that_cannot_be_in_use_are_not_read_and_no_bit_differs(capacity: int) -> None:
+    qkv = projections(capacity + 20, seed=3)
+    whole, spared = (attend_stepwise(qkv, capacity, 1, 3, 1, used) for used in (False, True))
+    assert torch.equal(whole, spared)
+    assert capacity > SPAN_STEP
+
+
+@pytest.mark.parametrize("capacity", [5, 12, 40])
+@pytest.mark.parametrize("chunk", [1, 4, 30])
+def test_chunks_of_a_prompt_equal_its_positions_one_by_one_however_small_the_ring(capacity: int, chunk: int) -> None:
+    qkv = projections(30, seed=4)
+    state = ring(2, capacity)
+    seen = []
+    for start in range(0, 30, chunk):
+        part = qkv[None, start : start + chunk].clone()
+        seen.append(ChunkWindow.open(1, start, part.shape[1], state, FREQUENCIES).attend(part, state)[0])
+    torch.testing.assert_close(torch.cat(seen), attend_at_once(qkv, capacity))
+
+
+def test_a_step_goes_on_where_a_chunk_ended() -> None:
+    qkv, capacity = projections(30, seed=5), 12
+    state, position = ring(2, capacity), torch.tensor([0, 29, 0])
+    chunk = qkv[None, :29].clone()
+    ChunkWindow.open(1, 0, 29, state, FREQUENCIES).attend(chunk, state)
+    lanes = torch.tensor([1, 2])
+    window = StepWindow.open(position, lanes, 1, state, FREQUENCIES, None)
+    last = window.attend(qkv[None, 29:].repeat(2, 1, 1, 1, 1), state)[0]
+    torch.testing.assert_close(last, attend_at_once(qkv, capacity)[29:])
+
+
+def test_rotation_in_low_precision_is_rounded_once() -> None:
+    pairs, by = torch.randn(3, 2, WIDTH), rotation(torch.tensor([5, 500, 45_000]), FREQUENCIES)[:, None]
+    exact, rounded = pairs.clone(), pairs.bfloat16()
+    rotate(exact, by)
+    rotate(rounded, by)
+    torch.testing.assert_close(rounded.float(), exact, atol=0.03, rtol=0.02)
+
+
+@dataclass(frozen=True)
+class Tree:
+    rings: tuple[Ring, ...]
+    position: Tensor
+
+
+def tree() -> Tree:
+    return Tree((ring(3, 6), ring(3, 6)), torch.arange(4))
+
+
+def test_walk_finds_every_tensor_once_by_name() -> None:
+    names = [name for name, _ in tensors(tree())]
+    assert names == ["rings.0.keys", "rings.0.values", "rings.1.keys", "rings.1.values", "position"]
+
+
+def test_zeroing_a_row_forgets_also_what_is_not_finite_and_touches_no_other() -> None:
+    state = tree()
+    for _, tensor in tensors(state):
+        tensor.fill_(7)
+    state.rings[1].values[2, 0, 0, 0] = torch.nan
+    zero_row(state, 2)
+    for _, tensor in tensors(state):
+        assert not tensor[2].any()
+        assert (tensor[[0, 1, 3]] == 7).all()
+
+
+def test_an_image_of_a_row_makes_a_fresh_row_the_same() -> None:
+    state = tree()
+    state.rings[0].keys[1, :, :4] = torch.randn(HEADS, 4, WIDTH)
+    image = RowImage.take(state, row=1, used=4)
+    image.put(state, row=3, used=4)
+    for _, tensor in tensors(state):
+        assert torch.equal(tensor[3], tensor[1])
+    assert image.bytes == 4 * (HEADS * 4 * WIDTH * 4) + 8
