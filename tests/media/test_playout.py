@@ -188,3 +188,21 @@ def test_a_server_held_up_for_long_lets_time_pass_instead_of_a_burst() -> None:
     assert playout.next_due > 10.48
     assert slot is None or slot.timestamp >= 24 * CHUNK_SAMPLES
     assert playout.counters.dropped == 7
+
+
+def test_rtp_time_goes_on_while_nobody_paces() -> None:
+    playout = Playout()
+    playout.push(ramp(0), 0, 10.0)
+    for n in range(4):
+        playout.pop(10 + CHUNK_S * n)
+    playout.push(ramp(25), 25, 12.0)
+    slot = playout.pop(12.0)
+    assert slot is not None and slot.position == 25
+    assert slot.timestamp == pytest.approx(2.0 / CHUNK_S * CHUNK_SAMPLES, abs=CHUNK_SAMPLES)
+
+
+def test_silence_before_the_first_frame_is_no_underrun() -> None:
+    playout = Playout(continuous=True)
+    playout.start(9.0)
+    run(playout, every_tick([ramp(0)]), 10.05)
+    assert playout.counters.underruns == 0

@@ -56,7 +56,7 @@ class PlayoutCounters:
     rested: int = 0
     """Slots of silence that were not sent."""
     underruns: int = 0
-    """Slots that became silence because no frame had come."""
+    """Slots that became silence because no frame had come, from the first frame on."""
     waits: int = 0
     """Slots that waited a little, and then the late frame came."""
     merged: int = 0
@@ -107,6 +107,7 @@ class Playout:
     def push(self, frame: Pcm, position: int, now: float) -> None:
         """Take the frame [1920] of this position; its first chunk is due at once if nothing is before it."""
         self.start(now)
+        self._skip_what_was_missed(now)
         if not self._queue and (self.resting or self._grid < now):
             self.counters.waits += not self._broken and now - self._grid > _ON_TIME_S
             self._grid = now
@@ -146,7 +147,7 @@ class Playout:
         return self._slot(chunk)
 
     def _stay_silent(self) -> Slot | None:
-        self.counters.underruns += 1
+        self.counters.underruns += self.playing is not None
         pcm = np.zeros(CHUNK_SAMPLES, np.int16) if self._broken else _fading_echo(self._last)
         quiet = self._broken or self._quiet > 0
         self._broken = True
