@@ -183,6 +183,17 @@ def test_a_slow_channel_loses_statistics_and_no_word() -> None:
     assert listener.dropped == 1 and not stuck
 
 
+def test_an_event_too_large_for_the_client_is_dropped_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str) -> None:
+        raise ValueError("the remote party only supports messages up to 10 bytes")
+
+    channel, stuck = FakeChannel(), list[bool]()
+    listener = channel_listener(channel, stuck)
+    monkeypatch.setattr(channel, "send", refuse)
+    listener({"type": "session.updated"})
+    assert listener.dropped == 1 and not stuck
+
+
 def test_a_channel_that_does_not_move_is_given_up() -> None:
     channel, stuck = FakeChannel(), list[bool]()
     listener = channel_listener(channel, stuck)

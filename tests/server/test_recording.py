@@ -1,14 +1,16 @@
 """Recordings: aligned, whole after a crash, and within their quota."""
 
 import json
+import os
 import wave
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from webrtc_duplex.audio import FRAME_SAMPLES, SAMPLE_RATE, Pcm
-from webrtc_duplex.server.recording import FRAME_BYTES, HEADER, Shelf
+from webrtc_duplex.server.recording import FRAME_BYTES, HEADER, Recording, Shelf
 
 
 def frame(value: int) -> Pcm:
@@ -86,3 +88,16 @@ def test_only_its_owner_may_read_a_recording(shelf: Shelf) -> None:
     with shelf.recording("rtc_a"):
         pass
     assert {path.stat().st_mode & 0o777 for path in shelf.folder.iterdir()} == {0o600}
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path) -> None:
+    events = (tmp_path / "events").open("w")
+    full = FileIO(os.open("/dev/full", os.O_RDWR), "w")
+    with events, full, (tmp_path / "header").open("wb") as header:
+        recording = Recording(header, events, 10_000_000)
+        recording._wav = full
+        for position in range(30):
+            recording.hear(position, frame(1))
+        recording.event({"type": "one"})
+        recording.finish()
+    assert recording.full

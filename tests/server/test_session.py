@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from aiortc.rtp import RtpPacket
 from tests.server.peer import House, Peer, call, house, in_state
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, RequestError
-from webrtc_duplex.messages import Prompt
+from webrtc_duplex.messages import Live, Prompt
 from webrtc_duplex.server import sdp
+from webrtc_duplex.server.engine_client import DuplexStream
 from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.session import CallRequest, Calls, SessionState
 from webrtc_duplex.server.transport import Transport
@@ -212,6 +214,46 @@ async def test_a_caller_may_come_back_before_the_loss_is_noticed(two_rows: House
         await successor.close()
         await in_state(session, SessionState.ENDED)
     assert session.ended_because == "hangup"
+
+
+async def test_a_schedule_that_begins_anew_is_followed(two_rows: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[DuplexStream]()
+    take = DuplexStream._go_live
+
+    def go_live(stream: DuplexStream, live: Live) -> None:
+        """A Live of before, as if it had been on its way when the call was held, and then the right one."""
+        opened.append(stream)
+        take(stream, replace(live, tick_at=live.tick_at + 0.04))
+        asyncio.get_running_loop().call_later(0.05, take, stream, live)
+
+    monkeypatch.setattr(DuplexStream, "_go_live", go_live)
+    async with call(two_rows) as (peer, _):
+        await comes_back(peer, chirp())
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(RequestError("back", code="position_went_back"), "position_went_back"), (OSError("disk"), "server_error")],
+)
+async def test_a_fault_in_mid_call_ends_this_call_only(
+    two_rows: House, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    async with call(two_rows, channel="oai-events") as (peer, faulty), call(two_rows) as (_, other):
+        await in_state(faulty, SessionState.LIVE)
+        await in_state(other, SessionState.LIVE)
+        hear = DuplexStream.hear
+
+        def fail(stream: DuplexStream, position: int, frame: Pcm) -> None:
+            if stream._call == faulty.id:
+                raise error
+            hear(stream, position, frame)
+
+        monkeypatch.setattr(DuplexStream, "hear", fail)
+        assert (await peer.event("ext.session.closing"))["reason"] == reason
+        await in_state(faulty, SessionState.ENDED)
+        await two_rows.rows_free(1)
+        assert other.state is SessionState.LIVE
 
 
 async def test_a_call_that_is_over_cannot_be_resumed(two_rows: House) -> None:

@@ -108,7 +108,13 @@ class ChannelListener:
         elif waiting > self.SLOW_BYTES and event["type"] in STATISTICS:
             self.dropped += 1
         else:
-            self._channel.send(json.dumps(event))
+            self._send(json.dumps(event))
+
+    def _send(self, text: str) -> None:
+        try:
+            self._channel.send(text)
+        except ValueError:  # more bytes than the client said it takes
+            self.dropped += 1
 
 
 class QueueListener:

@@ -73,23 +73,37 @@ class Recording:
 
     def hear(self, position: int, frame: Pcm) -> None:
         """The caller's frame [1920] of this position."""
-        self._put(position, 0, frame)
+        with self._ends_where_it_fails():
+            self._put(position, 0, frame)
 
     def say(self, position: int, frame: Pcm) -> None:
         """The agent's frame [1920] of this position; it sounds while the caller speaks the next one."""
-        self._put(position + 1, 1, frame)
+        with self._ends_where_it_fails():
+            self._put(position + 1, 1, frame)
 
     def event(self, event: Mapping[str, object]) -> None:
         """One event of the call, as the data channel carries it, on a line of its own."""
         line = json.dumps(event, ensure_ascii=False, separators=(",", ":")) + "\n"
-        if self._afford(len(line.encode())):
-            self._events.write(line)
+        with self._ends_where_it_fails():
+            if self._afford(len(line.encode())):
+                self._events.write(line)
 
     def finish(self) -> None:
         """Write what is still half-filled, and the final header."""
-        if self._frames:
-            self._write_up_to(max(self._frames))
-        self._write_header()
+        with self._ends_where_it_fails():
+            if self._frames:
+                self._write_up_to(max(self._frames))
+            self._write_header()
+
+    @contextmanager
+    def _ends_where_it_fails(self) -> Iterator[None]:
+        """A disk that is full or gone ends the recording, and not the call."""
+        try:
+            yield
+        except OSError as error:
+            self.full = True
+            self._frames.clear()
+            logger.error("a recording ends here: %s", error)
 
     def _put(self, place: int, channel: int, frame: Pcm) -> None:
         if place < self._next or self.full:

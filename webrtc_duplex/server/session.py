@@ -2,7 +2,6 @@
 
 import asyncio
 import enum
-import itertools
 import logging
 import time
 from collections import OrderedDict
@@ -15,7 +14,7 @@ from typing import Self, TypeVar, cast
 
 from aiortc import RTCDataChannel
 
-from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE
+from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, EngineError, RequestError
 from webrtc_duplex.media.jitter import CUT_BEFORE_TICK_S
 from webrtc_duplex.messages import Prompt
@@ -239,17 +238,23 @@ class Session:
         stream.start()
         self._started = True
         await stream.live.wait()
-        schedule = stream.schedule
-        assert schedule is not None
         self._go_live()
-        for n in itertools.count():
+        schedule, n = stream.schedule, 0
+        while schedule is not None:
             due = schedule.tick_at + n * FRAME_S - CUT_BEFORE_TICK_S
             await self._around.ticker.until(due)
-            frame = leg.cut_frame(due)
-            stream.hear(schedule.position + n, frame)
-            self.turns.heard(frame)
-            if self._recording is not None:
-                self._recording.hear(schedule.position + n, frame)
+            if stream.schedule is schedule:
+                self._hear(stream, schedule.position + n, leg.cut_frame(due))
+                n += 1
+            else:  # the engine has begun anew
+                schedule, n = stream.schedule, 0
+
+    def _hear(self, stream: DuplexStream, position: int, frame: Pcm) -> None:
+        """Put a frame [1920] of the caller's before the model."""
+        stream.hear(position, frame)
+        self.turns.heard(frame)
+        if self._recording is not None:
+            self._recording.hear(position, frame)
 
     async def _speak(self, stream: DuplexStream) -> None:
         """Send what the agent says, and its words when they are heard.
@@ -402,9 +407,17 @@ class Session:
 
     # ---- what others ask of it
 
+    def announce_end(self, reason: str, in_s: float) -> None:
+        """Let the caller know that the call will be ended."""
+        self.feed.emit("ext.session.closing", reason=reason, in_ms=round(1000 * in_s))
+
     async def hang_up(self, reason: str = "hangup") -> None:
         """End the call and wait until all of it is closed; a no-op for one that is over."""
         _resolve(self._wish, reason)
+        await self.wait_over()
+
+    async def wait_over(self) -> None:
+        """Wait until all of the call is closed, whoever ended it."""
         await self._over.wait()
 
     async def resume(self, offer: str) -> str:
@@ -610,6 +623,11 @@ class Calls:
     ) -> None:
         await self.close()
         self._ticker.stop()
+
+    @property
+    def unready_because(self) -> str | None:
+        """This process carries calls for as long as it runs."""
+        return None
 
     def __len__(self) -> int:
         """Calls that have not ended."""
