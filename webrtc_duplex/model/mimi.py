@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.model.config import CODEBOOKS, MimiConfig
-from webrtc_duplex.model.streaming import Ring, StepWindow, rope_frequencies
+from webrtc_duplex.model.kernels import ops
+from webrtc_duplex.model.streaming import Ring, Window, open_window, rope_frequencies
 from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, under, vector
 
 LATENTS = 2
@@ -101,6 +102,8 @@ class Taps:
         """x [B, T, C], through ELU or not, after the columns remembered of it: [B, columns + T, C]; its end is kept."""
         lanes, length, channels = x.shape
         remembered = self._take(columns, channels)
+        if ops.usable(x):
+            return ops.convolution.pad(x, remembered, activate)
         padded = x.new_empty(lanes, columns + length, channels)
         padded[:, :columns] = remembered
         if activate:
@@ -121,7 +124,7 @@ class Taps:
     def _take(self, columns: int, channels: int) -> Tensor:
         start = self._used
         self._used += columns * channels
-        return self._lanes[:, start : self._used].view(-1, columns, channels)
+        return self._lanes[:, start : self._used].view(len(self._lanes), columns, channels)
 
 
 def elu(x: Tensor, out: Tensor) -> None:
@@ -168,6 +171,8 @@ class CausalConv(nn.Module):
     def run(self, padded: Tensor) -> Tensor:
         """padded [B, K - S + T, C] -> [B, T / S, C']"""
         count = (padded.shape[1] - self.past) // self.stride
+        if ops.usable(padded):
+            return ops.convolution.product(padded, self.weight, self.bias, self.stride, count)
         if count >= LONG and self.narrow > 1:
             return taps_product(padded, self.weight, self.bias, self.stride, count)
         product = functional.linear(windows(padded, self.kernel, self.stride, count), self.weight, self.bias)
@@ -199,6 +204,9 @@ class CausalUpConv(nn.Module):
     def run(self, padded: Tensor) -> Tensor:
         """padded [B, 1 + T, C] -> [B, T * S, C']"""
         count = padded.shape[1] - 1
+        if ops.usable(padded):
+            product = ops.convolution.product(padded, self.weight, self.bias, 1, count)
+            return product.view(len(padded), -1, self.wide)
         if count >= LONG:
             return taps_product(padded, self.weight, self.bias, 1, count).view(len(padded), -1, self.wide)
         product = functional.linear(windows(padded, 2, 1, count), self.weight, self.bias)
@@ -291,7 +299,7 @@ class CodecLayer(nn.Module):
         self.up = matrix(hidden, width, device=device, dtype=torch.float32)
         self.down = matrix(width, hidden, device=device, dtype=torch.float32)
 
-    def run(self, x: Tensor, window: StepWindow, ring: Ring) -> None:
+    def run(self, x: Tensor, window: Window, ring: Ring) -> None:
         """Add the layer's two branches to x [B, T, D] in place."""
         qkv = functional.linear(self.norm1.run(x), self.qkv).view(*x.shape[:2], 3, self.heads, -1)
         add_product(x, window.attend(qkv, ring), self.out)
@@ -327,7 +335,7 @@ class CodecTransformer(nn.Module):
     def run(self, x: Tensor, state: CodecState, rows: Tensor, frames: int | None) -> None:
         """Run x [B, 2, D] through the layers in place; no listed row is older than `frames`, this one included."""
         used = None if frames is None else LATENTS * frames
-        window = StepWindow.open(state.position, rows, LATENTS, state.rings[0], self.frequencies, used)
+        window = open_window(state.position, rows, LATENTS, state.rings[0], self.frequencies, used)
         for layer, ring in zip(self.layers, state.rings, strict=True):
             layer.run(x, window, ring)
         state.position.index_add_(0, rows, torch.full_like(rows, LATENTS))
