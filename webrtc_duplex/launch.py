@@ -1,7 +1,8 @@
-"""The composition root: starts the engine process, joins both sides, restarts it when it dies or hangs.
+"""The composition root: starts the engine and the media workers, joins all, restarts what dies or hangs.
 
-`serve` runs in the server process, `engine_process` in the engine's. The latter gets its start order by its standard
-input, which is its lifeline afterwards: it ends when that closes, that is with its parent.
+`serve` runs in the server process, `engine_process` in the engine's, `worker_process` in a media worker's. The latter
+two get their start order by their standard input, which is their lifeline afterwards: they end when that closes, that
+is with their parent.
 """
 
 import asyncio
@@ -13,22 +14,26 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from webrtc_duplex.engine.capacity import check_rows, most_rows
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
 from webrtc_duplex.errors import DuplexError, EngineError
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.settings import EngineSettings, Settings
+
+if TYPE_CHECKING:
+    from webrtc_duplex.server.workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +76,7 @@ async def serve(settings: Settings) -> int:
         async with (
             EngineClient(directory / SOCKET_NAME) as engine,
             _running(supervise(ENGINE_COMMAND, order, engine)) as supervisor,
-            _http(settings, engine) as drain,
+            _http(settings, engine, directory) as drain,
             _signals() as signals,
         ):
             async with _running(signals.acquire()) as asked:
@@ -122,11 +127,13 @@ async def _running(work: Coroutine[None, None, T]) -> AsyncIterator[asyncio.Task
 
 
 @asynccontextmanager
-async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[Callable[[], Coroutine[None, None, None]]]:
+async def _http(
+    settings: Settings, engine: EngineClient, directory: Path
+) -> AsyncIterator[Callable[[], Coroutine[None, None, None]]]:
     """The HTTP server while the block lasts; leaving it ends all calls. Gives what lets them end by themselves."""
     from aiohttp import web  # here, as an engine process needs none of it
 
-    from webrtc_duplex.server.app import DESK, PathLogger, make_app
+    from webrtc_duplex.server.app import DESK, WORKERS, PathLogger, make_app
     from webrtc_duplex.server.tls import make_tls
 
     host, port = settings.server.host, settings.server.port
@@ -134,7 +141,10 @@ async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[Calla
     app = make_app(settings, engine)
     runner = web.AppRunner(app, access_log_class=PathLogger)
     await runner.setup()
-    try:
+    async with AsyncExitStack() as stack:
+        if WORKERS in app:
+            await stack.enter_async_context(_running(keep_workers(app[WORKERS], settings, engine, directory)))
+        stack.push_async_callback(runner.cleanup)
         try:
             await web.TCPSite(runner, host, port, ssl_context=tls).start()
         except OSError as error:
@@ -142,8 +152,6 @@ async def _http(settings: Settings, engine: EngineClient) -> AsyncIterator[Calla
         for address in runner.addresses:
             logger.info("listening on %s://%s:%d", "https" if tls else "http", address[0], address[1])
         yield partial(app[DESK].drain, settings.server.drain_timeout_s)
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager
@@ -240,6 +248,81 @@ def _engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Half of the cores are the model's, unless somebody has said otherwise; the others carry packets."""
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
     return {"OMP_NUM_THREADS": str(threads), **environment}
+
+
+# ---- the media workers
+
+ROWS_OF_A_WORKER = 60
+"""Callers that one process carries with a core to itself (`media_workers = auto`)."""
+
+WORKER_CODE = "from webrtc_duplex import launch; raise SystemExit(launch.worker_process())"
+WORKER_COMMAND = (sys.executable, "-c", WORKER_CODE)
+
+WORKER_BACK_OFF_S = (0.1, 1.0, 5.0)
+"""Pause before a restart, after the first, second and any later death of the last minute. A worker is never given up:
+the others serve meanwhile."""
+
+
+async def keep_workers(workers: "Workers", settings: Settings, engine: EngineClient, directory: Path) -> None:
+    """Keep as many media workers running as the settings want, for ever."""
+    await engine.wait_ready(None)
+    count = settings.server.media_workers or -(-engine.rows // ROWS_OF_A_WORKER)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(count):
+            own = replace(settings, ice=settings.ice.share(number, count))
+            tasks.create_task(_keep_worker(str(number), workers, own, directory))
+
+
+async def _keep_worker(name: str, workers: "Workers", settings: Settings, directory: Path) -> None:
+    deaths: deque[float] = deque(maxlen=len(WORKER_BACK_OFF_S))
+    while True:
+        await _worker_life(name, workers, settings, directory)
+        now = time.monotonic()
+        deaths.append(now)
+        recent = sum(now - death < DEATHS_WITHIN_S for death in deaths)
+        await asyncio.sleep(WORKER_BACK_OFF_S[recent - 1])
+
+
+async def _worker_life(name: str, workers: "Workers", settings: Settings, directory: Path) -> None:
+    """Start a media worker and wait for its end."""
+    from webrtc_duplex.server.pipe import Begin, Pipe
+
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = await asyncio.create_subprocess_exec(*WORKER_COMMAND, stdin=theirs.fileno(), start_new_session=True)
+    exited = asyncio.create_task(process.wait())
+    patience_s = FAREWELL_S
+    try:
+        pipe = await Pipe.over(ours)
+        pipe.send(Begin(name, settings, directory / SOCKET_NAME, logging.getLogger().getEffectiveLevel()))
+        await workers.carry(name, pipe)
+        await asyncio.wait({exited}, timeout=0.1)
+        patience_s = 0.0  # what has not ended by now hangs
+        logger.error("media worker %s is lost (%s)", name, _spell(process.returncode))
+    finally:
+        await _end(process, exited, patience_s)
+
+
+def worker_process() -> int:
+    """Be a media worker until the front process is gone; returns the exit code."""
+    import uvloop
+
+    _leave_ending_to_the_parent()
+    return uvloop.run(_carry_calls(socket.socket(fileno=os.dup(sys.stdin.fileno()))))
+
+
+async def _carry_calls(end: socket.socket) -> int:
+    from webrtc_duplex.server.pipe import Begin, Pipe
+    from webrtc_duplex.server.worker import work
+
+    pipe = await Pipe.over(end)
+    begin = await pipe.receive()
+    assert isinstance(begin, Begin)
+    logging.basicConfig(level=begin.log_level, format=f"%(asctime)s %(levelname)s worker {begin.name}: %(message)s")
+    logging.getLogger("aioice").setLevel(logging.WARNING)
+    async with EngineClient(begin.engine_socket) as engine:
+        await work(pipe, engine, begin.settings)
+    return 0
 
 
 # ---- the engine process

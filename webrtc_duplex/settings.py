@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from webrtc_duplex.errors import RequestError
 
@@ -57,6 +57,7 @@ class ServerSettings:
 
     host: str = knob("127.0.0.1", "address that HTTP listens on")
     port: int = knob(8080, "port that HTTP listens on; 0: the system chooses")
+    media_workers: int | None = knob(1, "processes that carry calls; 1: the server itself; `auto`: one for 60 rows")
     media_timeout_s: float = knob(5.0, "no RTP, RTCP or STUN for so long: the caller has vanished")
     max_duration_s: float | None = knob(None, "a call is ended after so long")
     idle_timeout_s: float | None = knob(None, "a call in which nobody has spoken for so long is ended")
@@ -70,6 +71,8 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         _between("port", self.port, 0, 65535)
+        if self.media_workers is not None:
+            _between("media_workers", self.media_workers, 1, 64)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise RequestError("tls_cert and tls_key belong together: one of them is missing", param="tls_cert")
         if self.tls_dev and self.tls_cert is not None:
@@ -141,6 +144,14 @@ class IceSettings:
         """The range of `udp_ports`."""
         return _ports("udp_ports", self.udp_ports)
 
+    def share(self, number: int, count: int) -> Self:
+        """The settings of one of `count` media workers: no two share a port."""
+        ports = self.ports
+        if ports is None:
+            return self
+        first, end = (len(ports) * edge // count for edge in (number, number + 1))
+        return dataclasses.replace(self, udp_ports=f"{ports[first]}-{ports[end - 1]}")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -152,6 +163,9 @@ class Settings:
     ice: IceSettings = field(default_factory=IceSettings)
 
     def __post_init__(self) -> None:
+        workers, ports = self.server.media_workers or 1, self.ice.ports
+        if ports is not None and len(ports) < workers:
+            raise RequestError(f"{workers} media_workers need a UDP port each, and more", param="udp_ports")
         if self.access.open and not self.access.insecure and not is_loopback(self.server.host):
             raise RequestError(
                 f"on {self.server.host} everybody who reaches this machine could call: "

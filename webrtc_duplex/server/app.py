@@ -20,10 +20,13 @@ from webrtc_duplex.server.places import Places
 from webrtc_duplex.server.reading import JSON_BYTES
 from webrtc_duplex.server.session import Calls
 from webrtc_duplex.server.signaling import SECRET_HEADER, Desk
+from webrtc_duplex.server.workers import Workers
 from webrtc_duplex.settings import ServerSettings, Settings
 
 DESK = web.AppKey("desk", Desk)
 PAGE = web.AppKey("page", Path)
+WORKERS = web.AppKey("workers", Workers)
+"""Where media workers carry the calls; absent where this process does."""
 
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
@@ -51,6 +54,8 @@ def make_app(settings: Settings, engine: EngineClient) -> web.Application:
     app[METRICS] = Metrics(engine)
     app[DESK] = desk
     app[PAGE] = find_page(settings.server)
+    if settings.server.media_workers != 1:
+        app[WORKERS] = Workers(app[METRICS])
     app.cleanup_ctx.append(lambda app: _run_calls(app, settings))
     app.on_response_prepare.append(share_with_origin)
     app.add_routes(
@@ -70,7 +75,7 @@ def make_app(settings: Settings, engine: EngineClient) -> web.Application:
 
 async def _run_calls(app: web.Application, settings: Settings) -> AsyncIterator[None]:
     """Calls live as long as the application; its end hangs all of them up."""
-    async with Calls(app[ENGINE], settings, app[METRICS]) as calls:
+    async with app[WORKERS] if WORKERS in app else Calls(app[ENGINE], settings, app[METRICS]) as calls:
         app[DESK].open(calls)
         yield
 
@@ -138,7 +143,10 @@ async def readyz(request: web.Request) -> web.Response:
 async def metrics(request: web.Request) -> web.Response:
     """Everything counted, for Prometheus."""
     request.app[DESK].door.require_operator(request)
-    return web.Response(body=request.app[METRICS].exposition(), headers={"Content-Type": CONTENT_TYPE})
+    workers = request.app.get(WORKERS)
+    of_workers = await workers.metrics() if workers is not None else {}
+    body = request.app[METRICS].exposition(of_workers)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def openapi(_: web.Request) -> web.Response:

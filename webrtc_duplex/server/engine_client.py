@@ -129,8 +129,8 @@ class EngineClient:
         """What the engine had counted a second or so ago, while one serves."""
         return self._engine.stats if self._engine is not None and self.ready else None
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until an engine serves; raises EngineError if none does in time."""
+    async def wait_ready(self, timeout_s: float | None) -> None:
+        """Wait until an engine serves; raises EngineError if none does in time (None: for as long as it takes)."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ready.wait()

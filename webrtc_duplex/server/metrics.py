@@ -4,12 +4,13 @@
 `EngineCollector` retells it. Durations are seconds, sizes bytes, as Prometheus has it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from webrtc_duplex import messages
 from webrtc_duplex.audio import FRAME_SAMPLES
@@ -27,9 +28,11 @@ PACING_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 class Metrics:
     """The counters of one server process, in a registry of their own."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient | None) -> None:
+        """`engine` is retold by the process that Prometheus asks, not by its media workers."""
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(engine))
+        if engine is not None:
+            self.registry.register(EngineCollector(engine))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self.calls = Gauge("webrtc_duplex_calls", "Calls now, by state", ["state"], registry=self.registry)
@@ -72,9 +75,44 @@ class Metrics:
             registry=self.registry,
         )
 
-    def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format."""
-        return generate_latest(self.registry)
+    def exposition(self, of_workers: Mapping[str, Iterable[Metric]] | None = None) -> bytes:
+        """Everything, in Prometheus' text format, with what media workers have counted, by their names."""
+        together = CollectorRegistry()
+        together.register(_Together(self.registry.collect(), of_workers or {}))
+        return generate_latest(together)
+
+
+class _Together(Collector):
+    """Sums of what several processes have counted; what is of a process itself bears its worker's name."""
+
+    OF_A_PROCESS = ("process_", "python_")
+
+    def __init__(self, own: Iterable[Metric], of_workers: Mapping[str, Iterable[Metric]]) -> None:
+        self._families = {family.name: family for family in own}
+        for worker, families in of_workers.items():
+            for family in families:
+                self._add(worker, family)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families.values()
+
+    def _add(self, worker: str, theirs: Metric) -> None:
+        ours = self._families.setdefault(theirs.name, Metric(theirs.name, theirs.documentation, theirs.type))
+        if theirs.name.startswith(self.OF_A_PROCESS):
+            ours.samples += [sample._replace(labels={**sample.labels, "worker": worker}) for sample in theirs.samples]
+            return
+        samples = {(sample.name, *sample.labels.items()): sample for sample in ours.samples}
+        for sample in theirs.samples:
+            there = samples.get((sample.name, *sample.labels.items()))
+            samples[sample.name, *sample.labels.items()] = sample if there is None else _sum(there, sample)
+        ours.samples = list(samples.values())
+
+
+def _sum(one: Sample, other: Sample) -> Sample:
+    """Of the times at which counting began, the earlier one."""
+    if one.name.endswith("_created"):
+        return one._replace(value=min(one.value, other.value))
+    return one._replace(value=one.value + other.value)
 
 
 class LegTally:

@@ -36,8 +36,9 @@ from webrtc_duplex.server.reading import (
     unsupported,
 )
 from webrtc_duplex.server.realtime import Json, read_session, session_object
+from webrtc_duplex.server.register import Register, RegisteredCall
 from webrtc_duplex.server.sdp import finish_answer, is_heard, parse_fragment, safe_offer, ufrag_of
-from webrtc_duplex.server.session import CallRequest, Calls, Session, SessionState
+from webrtc_duplex.server.session import CallRequest, SessionState
 from webrtc_duplex.settings import AccessSettings
 
 CALLS_PATH = "/v1/realtime/calls"
@@ -68,7 +69,7 @@ class Record:
 class Answered:
     """A call, and the answer to the offer that opened or resumed it."""
 
-    session: Session
+    session: RegisteredCall
     answer: str
     heard: bool
     """Whether the caller's side takes sound at all."""
@@ -92,16 +93,16 @@ class Desk:
         self._ice = ice
         self._settings = settings
         self._wall_clock = wall_clock
-        self._calls: Calls | None = None
+        self._calls: Register | None = None
         self._records: dict[str, Record] = {}
         self._draining = False
 
-    def open(self, calls: Calls) -> None:
+    def open(self, calls: Register) -> None:
         """Take calls from now on."""
         self._calls = calls
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> Register:
         if self._calls is None:
             raise EngineError("the server is starting")
         return self._calls
@@ -109,13 +110,15 @@ class Desk:
     @property
     def unready_because(self) -> str | None:
         """Why no call is taken now, as a sentence; None if it is."""
-        return "the server is draining" if self._draining else self._engine.unready_because
+        if self._draining:
+            return "the server is draining"
+        return self._engine.unready_because or self.calls.unready_because
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more calls, tell the callers, and wait so long for them to hang up by themselves."""
         self._draining = True
         for session in self.live():
-            session.feed.emit("ext.session.closing", reason="drained", in_ms=round(1000 * timeout_s))
+            session.announce_end("drained", timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self.calls):
@@ -216,7 +219,7 @@ class Desk:
             session = await self._open(caller, wish, offer)
         return Answered(session, finish_answer(session.answer, wish.offer), is_heard(offer))
 
-    async def _open(self, caller: Caller, wish: Wish, offer: str) -> Session:
+    async def _open(self, caller: Caller, wish: Wish, offer: str) -> RegisteredCall:
         prompt, voice_locked = self._prompt(wish.session, caller)
         self._check_share(caller)
         call_id = self._places.new_call_id()
@@ -227,7 +230,7 @@ class Desk:
             del self._records[call_id]
             raise
 
-    async def _resume(self, caller: Caller, name: str, offer: str, proven: bool) -> Session:
+    async def _resume(self, caller: Caller, name: str, offer: str, proven: bool) -> RegisteredCall:
         """`name` is the call's id, or its id and secret with a dot between, as JSON answers call it `pc_id`."""
         call_id, _, secret = name.partition(".")
         record = self._record(call_id)
@@ -307,13 +310,13 @@ class Desk:
             await session.add_candidate(candidate, mid)
         return web.Response(status=204, headers={"ETag": etag})
 
-    def owned(self, call_id: str, token: str | None) -> tuple[Session, Record]:
+    def owned(self, call_id: str, token: str | None) -> tuple[RegisteredCall, Record]:
         """A call and its record, for who owns it. Raises CallNotFoundError, AuthError."""
         record = self._record(call_id)
         self.door.require_owner(token, call_id, record.opened_by)
         return self.calls.find(call_id), record
 
-    def _owned(self, request: web.Request) -> tuple[Session, Record]:
+    def _owned(self, request: web.Request) -> tuple[RegisteredCall, Record]:
         return self.owned(request.match_info["id"], token_of(request))
 
     def _record(self, call_id: str) -> Record:
@@ -321,11 +324,11 @@ class Desk:
         self.calls.find(call_id)
         return self._records[call_id]
 
-    def live(self) -> list[Session]:
+    def live(self) -> list[RegisteredCall]:
         """Calls that have not ended."""
         return list(self.calls)
 
-    def _found(self, call_id: str) -> Session | None:
+    def _found(self, call_id: str) -> RegisteredCall | None:
         try:
             return self.calls.find(call_id)
         except CallNotFoundError:
@@ -407,7 +410,7 @@ class Desk:
         return headers
 
 
-def etag_of(session: Session) -> str:
+def etag_of(session: RegisteredCall) -> str:
     """Names the ICE session of a call: changes when the call is put on a new peer connection."""
     return f'"{hashlib.sha256(session.answer.encode()).hexdigest()[:16]}"'
 
@@ -426,7 +429,7 @@ def check_model(session: Mapping[str, Json], card: ModelCard) -> None:
     raise RequestError(message, status=404, code="model_not_found", param="model")
 
 
-def call_object(session: Session) -> dict[str, Json]:
+def call_object(session: RegisteredCall) -> dict[str, Json]:
     return {
         "id": session.id,
         "object": "realtime.call",

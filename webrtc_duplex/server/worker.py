@@ -1,0 +1,164 @@
+"""A media worker: a process that carries calls, and does as the front process says.
+
+It has a connection to the engine of its own, so that its rows are freed when it dies, and no HTTP at all.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import assert_never
+
+from webrtc_duplex.errors import DuplexError
+from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.metrics import Metrics
+from webrtc_duplex.server.pipe import (
+    REPORT_EVERY_S,
+    AddCandidate,
+    AnnounceEnd,
+    Answer,
+    Ask,
+    Count,
+    HangUp,
+    Happened,
+    Listen,
+    Outcome,
+    Over,
+    Pipe,
+    Question,
+    Reply,
+    Report,
+    Resume,
+    Seen,
+    Tell,
+    ToFront,
+    ToWorker,
+    Unlisten,
+    Withdraw,
+)
+from webrtc_duplex.server.session import Calls, Session
+from webrtc_duplex.settings import Settings
+
+ENGINE_WAIT_S = 2.0
+"""So long an offer waits for the engine, which the front may have found a moment earlier."""
+
+
+async def work(pipe: Pipe, engine: EngineClient, settings: Settings) -> None:
+    """Carry calls until the pipe's other end is closed."""
+    metrics = Metrics(None)
+    async with Calls(engine, settings, metrics) as calls:
+        await Worker(pipe, engine, calls, metrics).run()
+
+
+class Worker:
+    """Acts on the front's messages. Owns a task for every question, every listener, and every call's end."""
+
+    def __init__(self, pipe: Pipe, engine: EngineClient, calls: Calls, metrics: Metrics) -> None:
+        self._pipe = pipe
+        self._engine = engine
+        self._calls = calls
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[int, asyncio.Task[None]] = {}  # by the number of the question
+        self._listening: dict[int, asyncio.Task[None]] = {}  # by the number of the listener
+
+    async def run(self) -> None:
+        """Returns when the front is gone."""
+        self._start(self._report())
+        try:
+            while (message := await self._pipe.receive()) is not None:
+                self._take(message)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _report(self) -> None:
+        while True:
+            self._pipe.send(Report(tuple(map(seen, self._calls))))
+            await asyncio.sleep(REPORT_EVERY_S)
+
+    def _take(self, message: ToWorker | ToFront) -> None:
+        match message:
+            case Ask(number, question):
+                self._asked[number] = self._start(self._reply(number, question))
+            case Withdraw(number):
+                self._stop(self._asked, number)
+            case Listen(call, number):
+                self._listening[number] = self._start(self._listen(number, call))
+            case Unlisten(number):
+                self._stop(self._listening, number)
+            case AddCandidate() | Tell() | AnnounceEnd():
+                self._start(self._order(message))
+            case _:
+                raise ValueError(f"{type(message).__name__} is nothing that a worker is told")
+
+    def _stop(self, tasks: dict[int, asyncio.Task[None]], number: int) -> None:
+        """A no-op for what is over."""
+        if (task := tasks.pop(number, None)) is not None:
+            task.cancel()
+
+    # ---- questions
+
+    async def _reply(self, number: int, question: Question) -> None:
+        """Answer, also with what went wrong."""
+        try:
+            outcome = await self._answer(question)
+        except DuplexError as error:
+            outcome = error
+        finally:
+            self._asked.pop(number, None)
+        self._pipe.send(Reply(number, outcome))
+
+    async def _answer(self, question: Question) -> Outcome:
+        match question:
+            case Answer(request):
+                await self._engine.wait_ready(ENGINE_WAIT_S)
+                session = await self._calls.answer(request)
+                self._start(self._follow(session))
+                return seen(session)
+            case Resume(call, offer):
+                return seen(await self._calls.resume(call, offer))
+            case HangUp(call, reason):
+                session = self._calls.find(call)
+                await session.hang_up(reason)
+                return seen(session)
+            case Count():
+                return list(self._metrics.registry.collect())
+            case _:
+                assert_never(question)
+
+    async def _follow(self, session: Session) -> None:
+        await session.wait_over()
+        self._pipe.send(Over(seen(session)))
+
+    # ---- orders
+
+    async def _order(self, order: AddCandidate | Tell | AnnounceEnd) -> None:
+        """Do as told; a call that is over meanwhile needs nothing."""
+        with suppress(DuplexError):
+            session = self._calls.find(order.call)
+            match order:
+                case AddCandidate(_, candidate, mid):
+                    await session.add_candidate(candidate, mid)
+                case Tell(_, text):
+                    session.tell(text)
+                case AnnounceEnd(_, reason, in_s):
+                    session.announce_end(reason, in_s)
+
+    async def _listen(self, number: int, call: str) -> None:
+        with suppress(DuplexError), self._calls.find(call).listen() as listener:
+            async for event in listener:
+                self._pipe.send(Happened(number, event))
+        self._listening.pop(number, None)
+        self._pipe.send(Happened(number, None))
+
+
+def seen(session: Session) -> Seen:
+    """The call as it stands."""
+    return Seen(session.id, session.answer, session.state, session.ended_because, session.prompt, session.stats())
