@@ -16,10 +16,11 @@ from aiortc import RTCDataChannel
 
 from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, EngineError, RequestError
-from webrtc_duplex.media.jitter import CUT_BEFORE_TICK_S
+from webrtc_duplex.media.jitter import CutLead
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import events
-from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
+from webrtc_duplex.server.engine_client import DuplexStream
+from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.leg import Leg, wait
 from webrtc_duplex.server.line import Line
 from webrtc_duplex.server.metrics import Metrics
@@ -87,7 +88,7 @@ class CallOver(Exception):
 class Surroundings:
     """What all calls of a process share."""
 
-    engine: EngineClient
+    engine: Engine
     settings: Settings
     metrics: Metrics
     ticker: Ticker
@@ -134,6 +135,7 @@ class Session:
         self._messages: asyncio.Queue[events.Message] = asyncio.Queue(MESSAGES_WAITING)  # a further one is refused
         self._limit = events.RateLimit()
         self._listener: events.ChannelListener | None = None
+        self._lead = CutLead()
         self._warned: set[str] = set()
         self._wish: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
@@ -241,10 +243,11 @@ class Session:
         self._go_live()
         schedule, n = stream.schedule, 0
         while schedule is not None:
-            due = schedule.tick_at + n * FRAME_S - CUT_BEFORE_TICK_S
+            due = schedule.tick_at + n * FRAME_S - self._lead.lead_s
             await self._around.ticker.until(due)
             if stream.schedule is schedule:
                 self._hear(stream, schedule.position + n, leg.cut_frame(due))
+                self._lead.note(self._clock() - due)
                 n += 1
             else:  # the engine has begun anew
                 schedule, n = stream.schedule, 0
@@ -477,7 +480,7 @@ class Session:
             return {}
         heard, out = leg.jitter.counters, leg.playout
         step_s = step.step_s if step else 0.0
-        wait_s = leg.jitter.delay_s + CUT_BEFORE_TICK_S
+        wait_s = leg.jitter.delay_s + self._lead.lead_s
         ours_s = wait_s + FRAME_S + step_s + out.lead_s
         return {
             "rtt_ms": _ms(self._network.rtt_s),
@@ -603,7 +606,7 @@ class Calls:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: Engine,
         settings: Settings,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
