@@ -306,7 +306,7 @@ def run_loop(lm: LM, variant: Json, inputs: Tensors, voice: Voice | None) -> Loo
         prompt = system_prompt(lm.config, voice, tokens)
     state = lm.allocate(1)
     hidden = lm.prefill(prompt, 0, 0, len(prompt), state)
-    lm.open(prompt, hidden, 0, state)
+    lm.open(prompt, lm.consider(hidden), 0, state)
     bare = not variant["system_prompts_run"]  # then frame 0 is dropped, and nothing is said for it
     live = inputs["user_codes"].long().T[int(bare) : variant["live_frames"] - 1]
     columns, outputs, logits = talk(lm, live, state)
@@ -315,7 +315,7 @@ def run_loop(lm: LM, variant: Json, inputs: Tensors, voice: Voice | None) -> Loo
     return Loop(
         columns=torch.cat([known(prompt), columns])[: variant["prompt_frames_P"] - 1 + variant["live_frames"]],
         outputs=torch.cat([silent, outputs]),
-        text_logits=torch.stack([lm.temporal.text_logits(hidden[None])[0], *logits]),
+        text_logits=torch.stack([lm.temporal.text_logits(hidden)[0], *logits]),
         first=int(bare),
     )
 

@@ -96,7 +96,7 @@ def run_ours(pair: beside_moshi.Pair, pcm: Tensor, executed: Tensor, resets: Ten
             heard.codes[step, row] = of_row
         for row in (active & fresh).nonzero().flatten().tolist():
             hidden = pair.lm.prefill(start, row, 0, len(start), state.lm)
-            pair.lm.open(start, hidden, row, state.lm)
+            pair.lm.open(start, pair.lm.consider(hidden), row, state.lm)
         talking = ~fresh[rows]
         fresh &= ~active
         if talking.any():

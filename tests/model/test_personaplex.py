@@ -37,7 +37,7 @@ def opened(lm: LM, columns: PromptColumns, chunks: list[int] | None = None) -> L
         hidden = lm.prefill(columns, 1, start, count, state)
         start += count
     assert start == len(columns)
-    lm.open(columns, hidden, 1, state)
+    lm.open(columns, lm.consider(hidden), 1, state)
     return state
 
 
@@ -84,7 +84,8 @@ def test_first_live_text_and_codebook_0_are_chosen() -> None:
     for seed in range(12):
         state = MODEL.lm.allocate(2)
         state.sampler.set_row(1, seed, SamplingConfig(4.0, 0, 4.0, 0))
-        MODEL.lm.open(COLUMNS, MODEL.lm.prefill(COLUMNS, 1, 0, len(COLUMNS), state), 1, state)
+        hidden = MODEL.lm.prefill(COLUMNS, 1, 0, len(COLUMNS), state)
+        MODEL.lm.open(COLUMNS, MODEL.lm.consider(hidden), 1, state)
         starts.add(tuple(state.own[1, :2].tolist()))
     assert len(starts) > 6
 
@@ -116,7 +117,7 @@ def test_a_prompt_at_once_says_what_the_same_columns_one_by_one_do() -> None:
     stepwise.sampler.set_row(1, 11, SamplingConfig())
     for column in COLUMNS.tokens:
         hidden = MODEL.lm.temporal.step(column.expand(4, -1), stepwise.temporal, ROWS)
-    MODEL.lm.open(COLUMNS, hidden[0], 1, stepwise)
+    MODEL.lm.open(COLUMNS, MODEL.lm.consider(hidden[:1]), 1, stepwise)
     heard = caller_codes(12)
     at_once = converse(MODEL.lm, opened(MODEL.lm, COLUMNS), heard)
     for a, b in zip(converse(MODEL.lm, stepwise, heard), at_once, strict=True):

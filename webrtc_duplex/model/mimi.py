@@ -235,10 +235,18 @@ class ResidualBlock(nn.Module):
         self.widen = CausalConv(hidden, channels, 1, 1, device)
 
     def run(self, x: Tensor, taps: Taps) -> Tensor:
-        hidden = self.narrow.run(taps.pad(x, self.narrow.past))
+        padded = taps.pad(x, self.narrow.past)
+        if ops.usable(x):
+            return self._fused(x, padded)
+        hidden = self.narrow.run(padded)
         elu(hidden, out=hidden)
         weight = self.widen.weight.mT.expand(len(x), -1, -1)
         return x.add_(self.widen.bias).baddbmm_(hidden, weight)
+
+    def _fused(self, x: Tensor, padded: Tensor) -> Tensor:
+        narrow, widen, count = self.narrow, self.widen, x.shape[1]
+        hidden = ops.convolution.product(padded, narrow.weight, narrow.bias, 1, count, activate=True)
+        return ops.convolution.product(hidden, widen.weight, widen.bias, 1, count, residual=x)
 
     def pieces(self, key: str) -> list[Piece]:
         return under("narrow", self.narrow.pieces(f"{key}.block.1")) + under(
@@ -479,7 +487,7 @@ class Quantizer(nn.Module):
         self.project_out = matrix(config.width, 2 * width, device=device, dtype=torch.float32)
         self.centroids = vector(CODEBOOKS, size, width, device=device, dtype=torch.float32)
         self.handicaps = vector(CODEBOOKS, size, device=device, dtype=torch.float32)
-        offsets = torch.arange(CODEBOOKS, device=device) * size
+        offsets = (torch.arange(CODEBOOKS) * size).to(device)
         self.register_buffer("offsets", offsets, persistent=False)
 
     def encode(self, latent: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from webrtc_duplex.model.config import CODEBOOKS, LMConfig
 from webrtc_duplex.model.depformer import Depformer
 from webrtc_duplex.model.mimi import Mimi, MimiState
 from webrtc_duplex.model.prompts import PromptColumns
-from webrtc_duplex.model.sampling import Draw, Greedy, SamplerState, draws
+from webrtc_duplex.model.sampling import Choice, Greedy, SamplerState, draws
 from webrtc_duplex.model.temporal import Temporal, TemporalState
 from webrtc_duplex.model.weights import Piece, under
 
@@ -69,6 +69,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """What the next tokens are chosen from. The text's logits are kept beside it: their head is as large as a layer."""
+
+    hidden: Tensor
+    """[B, D]"""
+    text_logits: Tensor
+    """[B, text card]"""
+
+
+@dataclass(frozen=True, slots=True)
 class Hints:
     """What the host knows of the listed rows, so that a step can do less; no hint changes a bit of what is said."""
 
@@ -93,7 +103,7 @@ class LM(nn.Module):
         self.config = config
         self.temporal = Temporal(config, device, dtype)
         self.depformer = Depformer(config, device, dtype)
-        self.register_buffer("late", torch.tensor(DELAYS, device=device) > 0, persistent=False)
+        self.register_buffer("late", (torch.tensor(DELAYS) > 0).to(device), persistent=False)
 
     def pieces(self) -> list[Piece]:
         """How the released tensors fill the parameters."""
@@ -118,36 +128,42 @@ class LM(nn.Module):
     def answer(self, column: Tensor, rows: Tensor, state: LMState, hints: Hints = NO_HINTS) -> Answer:
         """Hear a column [B, 17], choose the next one's own tokens, and with them complete a frame."""
         hidden = self.temporal.step(column, state.temporal, rows, hints.columns)
-        own, best = self._choose(hidden, rows, state, CODEBOOKS, hints.greedy)
+        own, best = self._choose(self.consider(hidden), rows, state, CODEBOOKS, hints.greedy)
         state.own.index_copy_(0, rows, own)
         return Answer(torch.where(self.late[AGENT], own[:, AGENT], column[:, AGENT]), hidden, best)
 
     def prefill(self, prompt: PromptColumns, row: int, start: int, count: int, state: LMState) -> Tensor:
-        """Hear `count` columns of the prompt from `start` on, all at once -> the last one's hidden vector [D].
+        """Hear `count` columns of the prompt from `start` on, all at once -> the last one's hidden vector [1, D].
 
         Equals hearing them one by one; the columns are given whole, so nothing is chosen on the way.
         """
-        return self.temporal.prefill(self._embed(prompt, start, start + count), state.temporal, row, start)
+        return self.temporal.prefill(self._embed(prompt, start, start + count), state.temporal, row, start)[None]
 
-    def open(self, prompt: PromptColumns, hidden: Tensor, row: int, state: LMState) -> None:
-        """End the prompt of a row: choose text and codebook 0 of the first live column from `hidden` [D].
+    def consider(self, hidden: Tensor) -> Thought:
+        """hidden [B, D] with what it says of the text."""
+        return Thought(hidden, self.temporal.text_logits(hidden))
+
+    def open(self, prompt: PromptColumns, thought: Thought, row: int, state: LMState) -> None:
+        """End the prompt of a row: choose text and codebook 0 of the first live column.
 
         Its codebooks 1..7 belong to the prompt's last frame, so they are given.
         """
         rows = torch.tensor([row], device=self.late.device)
-        chosen, _ = self._choose(hidden[None], rows, state, steps=1, greedy=False)
+        chosen, _ = self._choose(thought, rows, state, steps=1, greedy=False)
         agent = torch.where(self.late[AGENT], prompt.tail_agent.to(self.late.device), chosen[0, 1])
         state.own[row] = torch.cat([chosen[0, :1], agent])
         state.heard[row] = prompt.tail_user.to(self.late.device)
 
-    def _choose(self, hidden: Tensor, rows: Tensor, state: LMState, steps: int, greedy: bool) -> tuple[Tensor, Tensor]:
+    def _choose(
+        self, thought: Thought, rows: Tensor, state: LMState, steps: int, greedy: bool
+    ) -> tuple[Tensor, Tensor]:
         """Text and the first `steps` agent codes of the next column [B, 1 + steps], and each draw's greatest logit."""
-        text_draw: Draw | Greedy = Greedy()
-        code_draws: Sequence[Draw | Greedy] = [Greedy()] * steps
+        text_draw: Choice = Greedy()
+        code_draws: Sequence[Choice] = [Greedy()] * steps
         if not greedy:
             frames = state.temporal.position.index_select(0, rows)
             text_draw, code_draws = draws(state.sampler, rows, frames, steps, self.config)
-        text, text_best = text_draw.sample(self.temporal.text_logits(hidden))
+        text, text_best = text_draw.sample(thought.text_logits)
         best = [text_best]
 
         def choose_code(step: int, logits: Tensor) -> Tensor:
@@ -155,7 +171,7 @@ class LM(nn.Module):
             best.append(code_best)
             return code
 
-        codes = self.depformer.run(hidden, text, choose_code, steps)
+        codes = self.depformer.run(thought.hidden, text, choose_code, steps)
         return torch.stack([text, *codes], dim=1), torch.stack(best, dim=1)
 
     def _embed(self, prompt: PromptColumns, start: int, end: int) -> Tensor:

@@ -19,7 +19,8 @@ from webrtc_duplex.model.checkpoint import Checkpoint, load_lm, load_mimi, open_
 from webrtc_duplex.model.echo import EchoRunner
 from webrtc_duplex.model.hub import find_checkpoint
 from webrtc_duplex.model.memory import MemoryPlan, available_bytes, plan_memory
-from webrtc_duplex.model.personaplex import NO_HINTS, Hints, ModelState, PersonaPlex, Said
+from webrtc_duplex.model.mimi import LATENTS
+from webrtc_duplex.model.personaplex import NO_HINTS, Hints, ModelState, PersonaPlex, Said, Thought
 from webrtc_duplex.model.prompter import Prompter, Wish
 from webrtc_duplex.model.prompts import PromptColumns
 from webrtc_duplex.model.sampling import asked
@@ -66,13 +67,15 @@ class Prefilled:
     """A row as its prompt left it, before anything of the call itself (its seed, its first choice)."""
 
     columns: PromptColumns
-    image: RowImage
-    hidden: Tensor
-    """Of the last column, [D]: what the call's first tokens are chosen from."""
+    temporal: RowImage
+    decoder: RowImage
+    thought: Thought
+    """Of the last column, for one lane: what the call's first tokens are chosen from."""
 
     @property
     def bytes(self) -> int:
-        return self.image.bytes + self.hidden.nbytes
+        thought = self.thought.hidden.nbytes + self.thought.text_logits.nbytes
+        return self.temporal.bytes + self.decoder.bytes + thought
 
 
 class PromptCache:
@@ -207,8 +210,9 @@ class PersonaPlexRunner:
         self._hot[row] = max(sampling.text_temperature, sampling.audio_temperature) > 0
         if cached:
             self._ages[row] = len(cached.columns), 1
-            cached.image.put(self._prompted(), row, len(cached.columns))
-            self._model.lm.open(cached.columns, cached.hidden, row, self.state.lm)
+            cached.temporal.put(self.state.lm.temporal, row, len(cached.columns))
+            cached.decoder.put(self.state.mimi.decoder, row, LATENTS)
+            self._model.lm.open(cached.columns, cached.thought, row, self.state.lm)
             return 0
         assert opening is not None
         self._openings[row] = opening
@@ -229,11 +233,22 @@ class PersonaPlexRunner:
 
     @torch.inference_mode()
     def reset(self, row: int) -> None:
-        """Make the row equal a fresh one."""
+        """Make the row equal a fresh one. What it never used is fresh already and is not touched."""
+        columns, frames = self._ages[row].tolist()
+        zero_row(self.state.lm, row, columns)
+        zero_row(self.state.mimi, row, LATENTS * frames)
         self._openings.pop(row, None)
         self._ages[row] = 0
         self._hot[row] = False
-        zero_row(self.state, row)
+
+    def fill(self, row: int) -> None:
+        """Make a row as expensive as one whose windows are full, for who measures; reset it afterwards."""
+        lm, mimi = self.state.lm, self.state.mimi
+        columns = lm.temporal.rings[0].capacity
+        frames = max(mimi.encoder.rings[0].capacity, mimi.decoder.rings[0].capacity)
+        self._ages[row] = columns, frames
+        lm.temporal.position[row] = columns
+        mimi.encoder.position[row] = mimi.decoder.position[row] = LATENTS * frames
 
     @torch.inference_mode()
     def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
@@ -249,13 +264,15 @@ class PersonaPlexRunner:
     def _end_prompt(self, row: int, opening: Opening, hidden: Tensor) -> None:
         """Keep the row for the next call with this prompt, and let this one choose its first tokens."""
         self._model.say_last(opening.columns, row, self.state)
-        image = RowImage.take(self._prompted(), row, len(opening.columns))
-        self.cache.put(opening.wish, Prefilled(opening.columns, image, hidden.clone()))
-        self._model.lm.open(opening.columns, hidden, row, self.state.lm)
-
-    def _prompted(self) -> tuple[object, ...]:
-        """The parts of the state that a prompt changes whoever calls: not the encoder, not seed and choices."""
-        return (self.state.lm.temporal, self.state.mimi.decoder)
+        columns, thought = opening.columns, self._model.lm.consider(hidden)
+        entry = Prefilled(
+            columns=columns,
+            temporal=RowImage.take(self.state.lm.temporal, row, len(columns)),
+            decoder=RowImage.take(self.state.mimi.decoder, row, LATENTS),
+            thought=thought,
+        )
+        self.cache.put(opening.wish, entry)
+        self._model.lm.open(columns, thought, row, self.state.lm)
 
     def _lanes_for(self, count: int) -> Lanes:
         return next(self._lanes[size] for size in self._lanes if size >= count)

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from webrtc_duplex.model.kernels import ops
+
 SPAN_STEP = 64
 
 
@@ -105,6 +107,32 @@ class StepWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelWindow:
+    """What `StepWindow` does, on the GPU: a row's keys are read as far as it has any, padding lanes read none."""
+
+    plan: "ops.attention.Plan"
+
+    @classmethod
+    def open(cls, positions: Tensor, rows: Tensor, count: int, ring: Ring, frequencies: Tensor) -> Self:
+        """As `StepWindow.open`."""
+        split = ops.attention.split_for(ring.keys.dtype)
+        programs = ops.attention.programs_for(rows.device, split)
+        return cls(ops.attention.plan(positions, rows, count, ring.capacity, frequencies, split, programs))
+
+    def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
+        return ops.attention.attend(self.plan, qkv, (ring.keys, ring.values), None)
+
+
+def open_window(
+    positions: Tensor, rows: Tensor, count: int, ring: Ring, frequencies: Tensor, used: int | None
+) -> Window:
+    """The window of a step, `StepWindow.open`, or its fast twin."""
+    if ops.usable(rows):
+        return KernelWindow.open(positions, rows, count, ring, frequencies)
+    return StepWindow.open(positions, rows, count, ring, frequencies, used)
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkWindow:
     """T new positions of one row at once (prefill). Each query has its own window, however small the ring is.
 
@@ -180,9 +208,8 @@ def ring_mask(queries: Tensor, capacity: int, span: int, dtype: torch.dtype) -> 
     The last of them sees all that is there; an earlier one not the later ones, nor the keys that those overwrote.
     """
     last = queries[:, -1:]
-    holds = last - (last - torch.arange(capacity, device=queries.device)).remainder(
-        capacity
-    )  # [N, span]: position in slot
+    slots = torch.arange(span, device=queries.device)
+    holds = last - (last - slots).remainder(capacity)  # [N, span]: position in slot
     holds = holds[:, None]
     seen = (holds >= 0) & (holds <= queries[:, :, None])
     return additive(seen, dtype)[:, None]
@@ -216,10 +243,13 @@ def tensors(state: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors(getattr(state, field.name), f"{name}.{field.name}" if name else field.name)
 
 
-def zero_row(state: object, row: int) -> None:
-    """Make a row as it was allocated. Old keys go too: were one not finite, even its masked product would not be."""
-    for _, tensor in tensors(state):
-        tensor[row].zero_()
+def zero_row(state: object, row: int, used: int | None = None) -> None:
+    """Make a row as it was allocated; of its rings at most `used` slots were ever written, or all.
+
+    Old keys go too: were one not finite, even its masked product would not be.
+    """
+    for tensor in _row(state, row, used):
+        tensor.zero_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +273,8 @@ class RowImage:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def _row(state: object, row: int, used: int) -> Iterator[Tensor]:
-    """Views of a row's tensors; of a ring [H, C, d] its first `used` slots."""
+def _row(state: object, row: int, used: int | None) -> Iterator[Tensor]:
+    """Views of a row's tensors; of a ring [H, C, d] its first `used` slots, or all."""
     if isinstance(state, Ring):
         yield state.keys[row, :, :used]
         yield state.values[row, :, :used]

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from webrtc_duplex.model.config import CODEBOOKS, LMConfig
-from webrtc_duplex.model.streaming import ChunkWindow, Ring, StepWindow, Window, rope_frequencies
+from webrtc_duplex.model.kernels import ops
+from webrtc_duplex.model.streaming import ChunkWindow, Ring, Window, open_window, rope_frequencies
 from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, under, vector
 
 NORM_EPSILON = 1e-8
@@ -41,11 +42,15 @@ class TemporalState:
 
 def rms_norm(x: Tensor, alpha: Tensor) -> Tensor:
     """x * alpha / rms(x), in f32 and back in the dtype of x."""
+    if ops.usable(x):
+        return ops.pointwise.rms_norm(x, alpha, NORM_EPSILON)
     return functional.rms_norm(x.float(), alpha.shape, alpha.float(), NORM_EPSILON).to(x.dtype)
 
 
 def gated(u: Tensor) -> Tensor:
     """silu(gate) * value of u [..., gate | value]."""
+    if ops.usable(u):
+        return ops.pointwise.gated(u)
     gate, value = u.chunk(2, dim=-1)
     return functional.silu(gate).mul_(value)
 
@@ -97,10 +102,12 @@ class Temporal(nn.Module):
         self.text_head = matrix(config.text_card, config.width, device=device, dtype=dtype)
         frequencies = rope_frequencies(config.head_width, config.max_period, device)
         self.register_buffer("frequencies", frequencies, persistent=False)
-        self.register_buffer("offsets", torch.arange(AUDIO_TABLES + 1, device=device) * codes, persistent=False)
+        self.register_buffer("offsets", (torch.arange(AUDIO_TABLES + 1) * codes).to(device), persistent=False)
 
     def embed(self, columns: Tensor) -> Tensor:
         """Columns int64 [..., 17] (text, agent, caller) -> [..., D], added codes first and text last."""
+        if ops.usable(columns):
+            return ops.pointwise.embed(columns, self.offsets, self.table)
         indices = torch.cat([columns[..., 1:], columns[..., :1]], dim=-1) + self.offsets
         embeddings = functional.embedding(indices, self.table)
         if embeddings.dtype == torch.float32:
@@ -113,7 +120,7 @@ class Temporal(nn.Module):
     def step(self, columns: Tensor, state: TemporalState, rows: Tensor, heard: int | None = None) -> Tensor:
         """The next column [B, 17] of each listed row -> hidden [B, D]. None of them is older than `heard` columns."""
         x = self.embed(columns)[:, None]
-        window = StepWindow.open(state.position, rows, 1, state.rings[0], self.frequencies, heard)
+        window = open_window(state.position, rows, 1, state.rings[0], self.frequencies, heard)
         hidden = self._run(x, window, state)
         state.position.index_add_(0, rows, torch.ones_like(rows))
         return hidden[:, 0]
