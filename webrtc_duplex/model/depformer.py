@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from webrtc_duplex.model.config import STEPS, LMConfig
+from webrtc_duplex.model.kernels import ops
 from webrtc_duplex.model.temporal import gated, rms_norm
 from webrtc_duplex.model.weights import Piece, add_product, as_is, matrix, one, vector
 
@@ -128,6 +129,8 @@ def attend_steps(qkv: Tensor, remembered: Tensor, step: int) -> Tensor:
     qkv [B, 3 * H * d], remembered [2, B, H, 8, d] -> [B, H * d]. With at most 8 keys plain products and sums are faster
     than an attention kernel.
     """
+    if ops.usable(qkv):
+        return ops.pointwise.attend_steps(qkv, remembered, step)
     _, lanes, heads, _, width = remembered.shape
     query, key, value = qkv.view(lanes, 3, heads, width).unbind(1)
     remembered[0, :, :, step] = key

@@ -7,8 +7,9 @@ nothing. Draw 0 is the text, draw 1 + k codebook k. Tokens that tie with the k-t
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.config import LMConfig, SamplingConfig
+from webrtc_duplex.model.kernels import ops
 
 MAX_TOP_K = 256
 """The largest top-k that a call may ask for; 0 means every token."""
@@ -66,12 +68,19 @@ class SamplerState:
         self.audio_top_k[row] = sampling.audio_top_k
 
 
+class Choice(Protocol):
+    """How one token is chosen in each lane."""
+
+    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, V] -> token int64 [B], and the greatest logit [B] (not a number if any is not)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Greedy:
     """A draw without chance, the same in every lane: cheaper than a race whose noise is 0, and equal to it."""
 
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, V] -> token int64 [B], and the greatest logit [B] (not a number if any is not)."""
         token = logits.argmax(1)
         return token, logits.gather(1, token[:, None])[:, 0].float()
 
@@ -90,7 +99,6 @@ class Draw:
     """-inf where top-k keeps every token, else 0: [B, 1]"""
 
     def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, V] -> token int64 [B], and the greatest logit [B] (not a number if any is not)."""
         logits = logits.float()
         best = logits.topk(min(MAX_TOP_K, logits.shape[1])).values
         threshold = best.gather(1, self.rank) + self.slack
@@ -99,10 +107,31 @@ class Draw:
         return race.argmax(1), best[:, 0]
 
 
+@dataclass(frozen=True, slots=True)
+class KernelDraw:
+    """`Draw` in one kernel, which makes its own noise."""
+
+    number: int
+    """0: the text; 1 + k: codebook k"""
+    rows: Tensor
+    frames: Tensor
+    seed: Tensor
+    temperature: Tensor
+    top_k: Tensor
+
+    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        asked = (self.seed, self.temperature, self.top_k)
+        return ops.sampler.sample(logits, self.rows, self.frames, *asked, self.number)
+
+
 def draws(
     state: SamplerState, rows: Tensor, frames: Tensor, steps: int, config: LMConfig
-) -> tuple[Draw, tuple[Draw, ...]]:
+) -> tuple[Choice, Sequence[Choice]]:
     """The draws of a step: the text's, and `steps` codes'. `frames` int64 [B] are the columns that the lanes fill."""
+    if ops.usable(rows):
+        lanes, of_audio = (rows, frames, state.seed), (state.audio_temperature, state.audio_top_k)
+        of_text = KernelDraw(0, *lanes, state.text_temperature, state.text_top_k)
+        return of_text, [KernelDraw(1 + step, *lanes, *of_audio) for step in range(steps)]
     seeds = state.seed.index_select(0, rows)
     text_noise = race_noise(seeds, frames, 0, 1, config.text_card)[:, 0]
     audio_noise = race_noise(seeds, frames, 1, steps, config.card)

@@ -1,0 +1,314 @@
+"""Attention over the rings for the rows listed: reads the keys that a row has, no masks, no padding, any mix of ages.
+
+What it computes is `streaming.StepWindow.attend`. Once a step `plan` lists the work of all layers: a unit is 512 slots
+of one lane's ring, for each head. A fixed number of programs, as many as the GPU holds at once, walk that list
+(`_split`) and leave a partial result of each unit; `_combine` puts a lane's together. Borders of units depend on the
+row's own length only, so its result does not depend on the batch, the lane or the number of programs, bit for bit.
+
+The scratch row (the last one) counts as empty: a lane without a row costs nothing and reads nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from webrtc_duplex.model.kernels.launch import launch
+
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How `_split` runs; chosen offline by registers and loop length (`gpu.md` 1.4), to be confirmed on a card."""
+
+    dot: bool
+    """Tensor cores, the query repeated to 16 rows; else multiply-adds with a running maximum for each slot of a tile"""
+    block: int
+    """Slots of a tile"""
+    warps: int
+    stages: int
+    resident: int
+    """Programs that one multiprocessor holds at once"""
+    chunk: int = 512
+    """Slots of a unit"""
+
+
+HALF = Split(dot=True, block=64, warps=4, stages=3, resident=3)
+BYTES = Split(dot=False, block=32, warps=4, stages=3, resident=3)
+SINGLE = Split(dot=False, block=32, warps=4, stages=3, resident=2, chunk=256)
+
+
+def split_for(dtype: torch.dtype) -> Split:
+    """For rings of this dtype."""
+    return {torch.int8: BYTES, torch.float32: SINGLE}.get(dtype, HALF)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The work of one step, for every layer of one transformer."""
+
+    rows: Tensor
+    """int64 [B]"""
+    slots: Tensor
+    """Where the new positions go, int64 [B, T]"""
+    turns: Tensor
+    """cos and sin of the new positions' angles, f32 [B, T, 2, d / 2]"""
+    lengths: Tensor
+    """Slots in use once the new positions are in, int32 [B]; 0 for the scratch row"""
+    items: Tensor
+    """Units as lane * units + unit, int32 [B * units]"""
+    count: Tensor
+    """How many there are, int32 [1]"""
+    capacity: int
+    chunk: int
+    """Slots of a unit"""
+    units: int
+    """At most so many a lane"""
+    split: Split
+    programs: int
+
+
+@triton.jit
+def _turns(positions, rows, frequencies, turns, slots, T: tl.constexpr, C: tl.constexpr, D: tl.constexpr):
+    """One program a new position: its angles and its slot."""
+    lane = tl.program_id(0) // T
+    position = tl.load(positions + tl.load(rows + lane)) + tl.program_id(0) % T
+    pair = tl.arange(0, D // 2)
+    angle = position.to(tl.float32) * tl.load(frequencies + pair)
+    out = turns + tl.program_id(0) * D
+    tl.store(out + pair, tl.cos(angle))
+    tl.store(out + D // 2 + pair, tl.sin(angle))
+    tl.store(slots + tl.program_id(0), position % C)
+
+
+@triton.jit
+def _plan(
+    positions, rows, lengths, items, count, scratch,
+    B: tl.constexpr, BP: tl.constexpr, T: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
+    """One program: every lane's units, one after another. Where one is the most, empty lanes have it too."""
+    lane = tl.arange(0, BP)
+    there = lane < B
+    row = tl.load(rows + lane, mask=there, other=0)
+    position = tl.load(positions + row, mask=there, other=0)
+    length = tl.where(row == scratch, 0, tl.minimum(position + T, C)).to(tl.int32)
+    tl.store(lengths + lane, length, mask=there)
+    units = (length + CHUNK - 1) // CHUNK
+    if UNITS == 1:
+        units = tl.full((BP,), 1, tl.int32)
+    units = tl.where(there, units, 0)
+    end = tl.cumsum(units, 0)
+    tl.store(count, tl.sum(units, 0))
+    for unit in range(UNITS):
+        tl.store(items + end - units + unit, lane * UNITS + unit, mask=unit < units)
+
+
+@triton.jit
+def _turned(at, cos, sin, D: tl.constexpr):
+    """Adjacent pairs of a head [D] turned by their angles, f32."""
+    even, odd = tl.split(tl.reshape(tl.load(at + tl.arange(0, D)).to(tl.float32), (D // 2, 2)))
+    return tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (D,))
+
+
+@triton.jit
+def _byte(x, scale):
+    return tl.floor(tl.math.div_rn(x, scale + tl.zeros_like(x)) + 0.5)
+
+
+@triton.jit
+def _append(
+    qkv, keys, values, key_scales, value_scales, query, rows, slots, turns, row_stride,
+    H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, T: tl.constexpr, BYTES: tl.constexpr
+):  # fmt: skip
+    """One program a new position and head: turn query and key, write key and value into the ring."""
+    new, head = tl.program_id(0), tl.program_id(1)
+    pair, column = tl.arange(0, D // 2), tl.arange(0, D)
+    cos, sin = tl.load(turns + new * D + pair), tl.load(turns + new * D + D // 2 + pair)
+    source = qkv + new.to(tl.int64) * 3 * H * D + head * D
+    tl.store(query + (new * H + head) * D + column, _turned(source, cos, sin, D).to(query.dtype.element_ty))
+    key = _turned(source + H * D, cos, sin, D).to(qkv.dtype.element_ty).to(tl.float32)
+    value = tl.load(source + 2 * H * D + column).to(tl.float32)
+    row, slot = tl.load(rows + new // T), tl.load(slots + new)
+    if BYTES:
+        at = (row * H + head) * C + slot
+        key_scale = tl.math.div_rn(tl.maximum(tl.max(tl.abs(key), 0), 1e-8), 127.0)
+        value_scale = tl.math.div_rn(tl.maximum(tl.max(tl.abs(value), 0), 1e-8), 127.0)
+        tl.store(key_scales + at, key_scale)
+        tl.store(value_scales + at, value_scale)
+        key, value = _byte(key, key_scale), _byte(value, value_scale)
+    to = row * row_stride + (head * C + slot) * D + column
+    tl.store(keys + to, key.to(keys.dtype.element_ty))
+    tl.store(values + to, value.to(values.dtype.element_ty))
+
+
+@triton.jit
+def _tile(cache, scales, x, seen, D: tl.constexpr, BYTES: tl.constexpr):
+    """Slots x of one head: [BLOCK, D] and their scales [BLOCK] (1 where there are none)."""
+    tile = tl.load(cache + x[:, None] * D + tl.arange(0, D)[None, :], mask=seen[:, None], other=0.0)
+    scale = tl.full(x.shape, 1.0, tl.float32)
+    if BYTES:
+        scale = tl.load(scales + x, mask=seen, other=0.0)
+    return tile, scale
+
+
+@triton.jit
+def _split(
+    query, keys, values, key_scales, value_scales, parts, sums, rows, slots, lengths, items, count, row_stride, scale,
+    H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, T: tl.constexpr, CHUNK: tl.constexpr, UNITS: tl.constexpr,
+    PROGRAMS: tl.constexpr, DOT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, BYTES: tl.constexpr
+):  # fmt: skip
+    """Walk the work list. A unit leaves its unnormalised sum [T, D] in `parts`, greatest logit and weight in `sums`;
+    where it is its lane's only one, `parts` is the result itself."""
+    column, t = tl.arange(0, D), tl.arange(0, T)
+    for work in range(tl.program_id(0), tl.load(count) * H, PROGRAMS):
+        item, head = tl.load(items + work // H), work % H
+        lane, unit = item // UNITS, item % UNITS
+        row = tl.load(rows + lane)
+        first = unit * CHUNK
+        last = tl.minimum(first + CHUNK, tl.load(lengths + lane))
+        newest = tl.load(slots + lane * T + T - 1)
+        head_keys = keys + row * row_stride + head * C * D
+        head_values = values + row * row_stride + head * C * D
+        head_key_scales = key_scales + (row * H + head) * C
+        head_value_scales = value_scales + (row * H + head) * C
+        asked = tl.load(query + ((lane * T + t[:, None]) * H + head) * D + column[None, :])  # [T, D]
+        if DOT:
+            tl.static_assert(T == 1)
+            asked16 = tl.broadcast_to(asked, (16, D))
+            greatest = -float("inf")
+            weight = 0.0
+            total16 = tl.zeros((16, D), tl.float32)
+            for start in tl.range(first, last, BLOCK, num_stages=STAGES):
+                x = start + tl.arange(0, BLOCK)
+                seen = x < last
+                key, key_scale = _tile(head_keys, head_key_scales, x, seen, D, BYTES)
+                logit = tl.max(tl.dot(asked16, tl.trans(key.to(asked16.dtype)), out_dtype=tl.float32), 0)  # equal rows
+                logit = tl.where(seen, logit * key_scale * scale, -float("inf"))
+                higher = tl.maximum(greatest, tl.max(logit, 0))
+                shrink, share = tl.exp2(greatest - higher), tl.exp2(logit - higher)
+                weight = weight * shrink + tl.sum(share, 0)
+                greatest = higher
+                value, value_scale = _tile(head_values, head_value_scales, x, seen, D, BYTES)
+                share16 = tl.broadcast_to((share * value_scale)[None, :], (16, BLOCK)).to(asked16.dtype)
+                total16 = tl.dot(share16, value.to(asked16.dtype), total16 * shrink)
+            total = tl.max(total16, 0)[None, :]
+            weights = tl.full((T,), 0.0, tl.float32) + weight
+            peaks = tl.full((T,), 0.0, tl.float32) + greatest
+        else:
+            asked32 = asked.to(tl.float32)[:, None, :]  # [T, 1, D]
+            slot_peaks = tl.full((T, BLOCK), -1e30, tl.float32)
+            slot_weights = tl.zeros((T, BLOCK), tl.float32)
+            slot_totals = tl.zeros((T, BLOCK, D), tl.float32)
+            for start in tl.range(first, last, BLOCK, num_stages=STAGES):
+                x = start + tl.arange(0, BLOCK)
+                key, key_scale = _tile(head_keys, head_key_scales, x, x < last, D, BYTES)
+                seen = (x < last)[None, :] & ((t[:, None] == T - 1) | (x != newest)[None, :])  # [T, BLOCK]
+                logit = tl.sum(key.to(tl.float32)[None, :, :] * asked32, 2) * (key_scale * scale)[None, :]
+                logit = tl.where(seen, logit, -1e30)
+                higher = tl.maximum(slot_peaks, logit)
+                shrink, share = tl.exp2(slot_peaks - higher), tl.where(seen, tl.exp2(logit - higher), 0.0)
+                slot_weights = slot_weights * shrink + share
+                slot_peaks = higher
+                value, value_scale = _tile(head_values, head_value_scales, x, x < last, D, BYTES)
+                part = (share * value_scale[None, :])[:, :, None] * value.to(tl.float32)[None, :, :]
+                slot_totals = slot_totals * shrink[:, :, None] + part
+            peaks = tl.max(slot_peaks, 1)
+            level = tl.exp2(slot_peaks - peaks[:, None])
+            weights = tl.sum(slot_weights * level, 1)
+            total = tl.sum(slot_totals * level[:, :, None], 1)
+        out = ((lane * T + t) * H + head) * UNITS + unit
+        if UNITS == 1:
+            total = total / tl.where(weights > 0, weights, 1.0)[:, None]
+        else:
+            tl.store(sums + out * 2, peaks)
+            tl.store(sums + out * 2 + 1, weights)
+        tl.store(parts + out[:, None] * D + column[None, :], total.to(parts.dtype.element_ty))
+
+
+@triton.jit
+def _combine(
+    parts, sums, out, lengths,
+    H: tl.constexpr, D: tl.constexpr, T: tl.constexpr, CHUNK: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
+    """One program a query and head: its units' partial results, in order. An empty lane's result is 0."""
+    new, head = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, D)
+    units = (tl.load(lengths + new // T) + CHUNK - 1) // CHUNK
+    base = (new * H + head) * UNITS
+    greatest = -1e30
+    weight = 0.0
+    total = tl.zeros((D,), tl.float32)
+    for unit in range(units):
+        peak = tl.load(sums + (base + unit) * 2)
+        higher = tl.maximum(greatest, peak)
+        old, new_part = tl.exp2(greatest - higher), tl.exp2(peak - higher)
+        total = total * old + new_part * tl.load(parts + (base + unit) * D + column)
+        weight = weight * old + new_part * tl.load(sums + (base + unit) * 2 + 1)
+        greatest = higher
+    total = total / tl.where(weight > 0, weight, 1.0)
+    tl.store(out + (new * H + head) * D + column, total.to(out.dtype.element_ty))
+
+
+def plan(
+    positions: Tensor, rows: Tensor, count: int, capacity: int, frequencies: Tensor, split: Split, programs: int
+) -> Plan:
+    """The step in which each of `rows` [B] gets `count` new positions, from positions[row] on, in rings of `capacity`.
+
+    positions int64 [rows + 1], the last of them the scratch row's; frequencies f32 [d / 2].
+    """
+    lanes, width = len(rows), 2 * len(frequencies)
+    chunk = min(split.chunk, triton.next_power_of_2(capacity))
+    units = -(-capacity // chunk)
+    made = Plan(
+        rows=rows,
+        slots=rows.new_empty(lanes, count),
+        turns=frequencies.new_empty(lanes, count, 2, width // 2),
+        lengths=rows.new_empty(lanes, dtype=torch.int32),
+        items=rows.new_empty(lanes * units, dtype=torch.int32),
+        count=rows.new_empty(1, dtype=torch.int32),
+        capacity=capacity,
+        chunk=chunk,
+        units=units,
+        split=split,
+        programs=programs,
+    )
+    launch(_turns, (lanes * count,), positions, rows, frequencies, made.turns, made.slots, count, capacity, width)
+    places = triton.next_power_of_2(lanes)
+    list_in = (made.lengths, made.items, made.count, len(positions) - 1)
+    launch(_plan, (1,), positions, rows, *list_in, lanes, places, count, capacity, chunk, units)
+    return made
+
+
+def attend(plan: Plan, qkv: Tensor, ring: tuple[Tensor, Tensor], scales: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Rotate, append, attend. qkv [B, T, 3, H, d], contiguous; ring: keys and values [rows + 1, H, C, d], of int8 with
+    their scales f32 [rows + 1, H, C] -> [B, T, H * d] in the dtype of qkv."""
+    lanes, count, _, heads, width = qkv.shape
+    capacity, split = plan.capacity, plan.split
+    query, out = (qkv.new_empty(lanes, count, heads, width) for _ in range(2))
+    stores = (*ring, *(scales or (plan.turns, plan.turns)))  # no scales: never read, never written
+    where = (plan.rows, plan.slots)
+    stride, is_bytes = ring[0].stride(0), scales is not None
+    sizes = (heads, width, capacity, count)
+    grid = (lanes * count, heads)
+    launch(_append, grid, qkv, *stores, query, *where, plan.turns, stride, *sizes, is_bytes, num_warps=1)
+
+    whole = plan.units == 1
+    parts = out if whole else plan.turns.new_empty(lanes, count, heads, plan.units, width)
+    sums = plan.turns if whole else plan.turns.new_empty(lanes, count, heads, plan.units, 2)
+    work = (plan.lengths, plan.items, plan.count, stride, width**-0.5 * _LOG2_E)
+    cut = (plan.chunk, plan.units, plan.programs, split.dot, split.block, split.stages, is_bytes)
+    options = {"num_warps": split.warps, "num_stages": split.stages}
+    launch(_split, (plan.programs,), query, *stores, parts, sums, *where, *work, *sizes, *cut, **options)
+    if not whole:
+        launch(_combine, grid, parts, sums, out, plan.lengths, heads, width, count, plan.chunk, plan.units, num_warps=1)
+    return out.flatten(2)
+
+
+def programs_for(device: torch.device, split: Split) -> int:
+    """As many as the GPU holds at once, so that none waits for another to end; under the interpreter a few."""
+    if device.type != "cuda":
+        return 3
+    return split.resident * torch.cuda.get_device_properties(device).multi_processor_count

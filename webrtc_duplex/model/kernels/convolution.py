@@ -1,0 +1,116 @@
+"""The codec's convolutions: `pad` lays a convolution's input behind what it remembers, `product` is the convolution.
+
+With channels last a window of K columns is K * C numbers that lie together, so the matrix of windows is the padded
+buffer itself, read with overlapping rows; nothing is laid out. Computes what `mimi.Taps.pad` and `mimi.CausalConv.run`
+do.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from webrtc_duplex.model.kernels.launch import launch
+
+PRECISION = "ieee"
+"""How f32 products are computed; in TF32 about one frame in ninety would get another code (`gpu.md` 3)."""
+
+_BLOCK = 1024
+_TILE = (64, 64, 32)
+
+
+@triton.jit
+def _elu(x):
+    return tl.where(x > 0, x, tl.exp(tl.minimum(x, 0.0)) - 1.0)
+
+
+@triton.jit
+def _pad(x, taps, out, lane_stride, length, PAST: tl.constexpr, ACTIVATE: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a block of a lane's padded buffer: PAST numbers remembered, then `length` new ones."""
+    lane = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    past, new = at < PAST, (at >= PAST) & (at < PAST + length)
+    remembered = tl.load(taps + lane * lane_stride + at, mask=past, other=0.0)
+    fresh = tl.load(x + lane * length + at - PAST, mask=new, other=0.0)
+    if ACTIVATE:
+        fresh = _elu(fresh)
+    tl.store(out + lane * (PAST + length) + at, tl.where(past, remembered, fresh), mask=past | new)
+
+
+@triton.jit
+def _keep(padded, taps, lane_stride, length, PAST: tl.constexpr, BLOCK: tl.constexpr):
+    """The last PAST numbers of a lane's buffer are what it remembers next."""
+    lane = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    last = tl.load(padded + lane * (PAST + length) + length + at, mask=at < PAST, other=0.0)
+    tl.store(taps + lane * lane_stride + at, last, mask=at < PAST)
+
+
+@triton.jit
+def _product(
+    x, weight, bias, residual, out, lines, count, depth, width, lane_stride, line_stride,
+    ACTIVATE: tl.constexpr, RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):  # fmt: skip
+    """A tile of [B * count, width] = windows [B * count, depth] times weight [width, depth], plus bias; ELU after or
+    `residual` added where asked."""
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    window = x + ((m // count).to(tl.int64) * lane_stride + (m % count) * line_stride)[:, None]
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, depth, BK):
+        within = start + k < depth
+        a = tl.load(window + (start + k)[None, :], mask=(m < lines)[:, None] & within[None, :], other=0.0)
+        b = tl.load(
+            weight + n[None, :] * depth + (start + k)[:, None], mask=(n < width)[None, :] & within[:, None], other=0.0
+        )
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    total += tl.load(bias + n, mask=n < width, other=0.0)[None, :]
+    if ACTIVATE:
+        total = _elu(total)
+    to = m.to(tl.int64)[:, None] * width + n[None, :]
+    inside = (m < lines)[:, None] & (n < width)[None, :]
+    if RESIDUAL:
+        total += tl.load(residual + to, mask=inside, other=0.0)
+    tl.store(out + to, total, mask=inside)
+
+
+def pad(x: Tensor, taps: Tensor, activate: bool) -> Tensor:
+    """x [B, T, C], contiguous, through ELU or not, after taps [B, columns, C], whose place its last columns take:
+    [B, columns + T, C]."""
+    lanes, length, channels = x.shape
+    past = taps.shape[1] * channels
+    out = x.new_empty(lanes, taps.shape[1] + length, channels)
+    sizes = (taps.stride(0), length * channels, past)
+    grid = (lanes, triton.cdiv(past + length * channels, _BLOCK))
+    launch(_pad, grid, x, taps, out, *sizes, activate, _BLOCK, num_warps=4)
+    if past:
+        launch(_keep, (lanes, triton.cdiv(past, _BLOCK)), out, taps, *sizes, _BLOCK, num_warps=4)
+    return out
+
+
+def product(
+    padded: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    stride: int,
+    count: int,
+    activate: bool = False,
+    residual: Tensor | None = None,
+    precision: str = PRECISION,
+) -> Tensor:
+    """The windows of padded [B, n, C] that begin every `stride` columns, times weight [C', K * C]: [B, count, C'].
+
+    `activate`: ELU of the result; `residual` [B, count, C']: added to it, after that.
+    """
+    lanes, length, channels = padded.shape
+    width, depth = weight.shape
+    out = padded.new_empty(lanes, count, width)
+    lines = lanes * count
+    rows, columns, deep = _TILE
+    columns = min(columns, max(16, triton.next_power_of_2(width)))
+    sizes = (lines, count, depth, width, length * channels, stride * channels)
+    cut = (activate, residual is not None, precision, rows, columns, deep)
+    grid = (triton.cdiv(lines, rows), triton.cdiv(width, columns))
+    launch(_product, grid, padded, weight, bias, bias if residual is None else residual, out, *sizes, *cut, num_warps=8)
+    return out
