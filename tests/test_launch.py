@@ -14,9 +14,10 @@ import pytest
 from tests.conftest import ROOT
 from webrtc_duplex import launch
 from webrtc_duplex.engine.loop import SOCKET_NAME
-from webrtc_duplex.errors import EngineError
+from webrtc_duplex.errors import EngineError, RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
+from webrtc_duplex.server.engines import join
 from webrtc_duplex.settings import EngineSettings
 
 
@@ -164,3 +165,43 @@ def test_what_a_killed_server_left_is_swept_by_the_next(tmp_path: Path) -> None:
     (left / "sound.ring").touch()
     with launch.runtime_directory(tmp_path):
         assert not left.exists()
+
+
+def test_each_device_has_an_engine_of_its_own_that_sees_no_other_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    one, other = launch.start_orders(EngineSettings(device="cuda:1, cpu"), tmp_path)
+    assert (one.settings.device, one.environment["CUDA_VISIBLE_DEVICES"]) == ("cuda", "7")
+    assert (other.settings.device, other.environment["CUDA_VISIBLE_DEVICES"]) == ("cpu", "5,7")
+    assert one.directory != other.directory and one.directory.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "alone").mkdir()
+    (alone,) = launch.start_orders(EngineSettings(device="cuda:1"), tmp_path / "alone")
+    assert alone.settings.device == "cuda:1"
+
+
+def test_a_gpu_that_is_not_to_be_seen_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    with pytest.raises(RequestError, match="there is no cuda:1"):
+        list(launch.start_orders(EngineSettings(device="cuda:0,cuda:1"), tmp_path))
+
+
+async def test_an_engine_that_is_given_up_leaves_the_other_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        launch, "ENGINE_COMMAND", engine_command("EchoDouble(settings.rows if settings.rows > 1 else 0)")
+    )
+    orders = [launch.StartOrder(EngineSettings(rows=rows), tmp_path / str(rows), 50) for rows in (1, 2)]
+    for order in orders:
+        order.directory.mkdir()
+    async with join([order.directory / SOCKET_NAME for order in orders]) as (engines, clients):
+        supervisor = asyncio.create_task(launch.supervise_all(orders, clients))
+        async with asyncio.timeout(20):
+            await clients[1].wait_ready(20)
+            while "given up" not in caplog.text:
+                await asyncio.sleep(0.05)
+        assert not clients[0].ready and engines.rows == 2 and not supervisor.done()
+        supervisor.cancel()
+        with suppress(asyncio.CancelledError):
+            await supervisor

@@ -188,3 +188,17 @@ async def test_workers_have_ports_of_their_own() -> None:
 async def test_fewer_ports_than_workers_are_refused() -> None:
     with pytest.raises(RequestError, match="a UDP port each"):
         Settings(server=ServerSettings(media_workers=3), ice=IceSettings(udp_ports="50000-50001"))
+
+
+async def test_two_devices_have_an_engine_each_and_all_workers_use_both(tmp_path: Path) -> None:
+    devices = ("--device", "cpu,cpu")
+    async with serving("echo", *WORKERS, *devices, rows=1, log=tmp_path / "log") as url:
+        async with asyncio.timeout(20):
+            while await rows_free(url) != 2:
+                await asyncio.sleep(0.05)
+        async with calls(url, 2) as both:
+            for call in both:
+                await anext(call.packets())
+            with pytest.raises(CapacityError):
+                async with connect(url):
+                    pass

@@ -170,13 +170,13 @@ def _model(wanted: Settings) -> Iterator[Finding]:
     from webrtc_duplex.model import runner  # torch takes seconds to import, so only where it is asked about
 
     try:
-        rows = runner.rows_in_memory(engine.model, engine.device)
+        rows = runner.rows_in_memory(engine.model, engine.devices[0])
     except DuplexError as error:
         yield Finding("model", error.message, "choose another --model or --device")
         return
     wanted_rows = engine.rows or 1
     advice = None if rows >= wanted_rows else f"{wanted_rows} rows do not fit: lower --rows"
-    yield Finding("model", f"{engine.model} on {engine.device}: memory for {rows} rows", advice)
+    yield Finding("model", f"{engine.model} on {engine.devices[0]}: memory for {rows} rows", advice)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -21,15 +21,16 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from webrtc_duplex.engine.capacity import check_rows, most_rows
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
-from webrtc_duplex.errors import DuplexError, EngineError
+from webrtc_duplex.errors import DuplexError, EngineError, RequestError
 from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.engines import Engines, join
 from webrtc_duplex.settings import EngineSettings, Settings
 
 if TYPE_CHECKING:
@@ -56,11 +57,40 @@ FAREWELL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """What an engine process is told."""
+    """What an engine process is told, and the environment it is told it in."""
 
     settings: EngineSettings
     directory: Path
     log_level: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def start_orders(settings: EngineSettings, directory: Path) -> Iterator[StartOrder]:
+    """An order for each device, each with a private directory of its own.
+
+    A GPU of several is the only one that its engine sees, so that nothing of it can stray to another.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // 2 // len(settings.devices))
+    for number, device in enumerate(settings.devices):
+        own = directory / str(number)
+        own.mkdir(mode=0o700)
+        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        if len(settings.devices) > 1 and device.startswith("cuda:"):
+            environment["CUDA_VISIBLE_DEVICES"] = _visible_gpu(int(device.removeprefix("cuda:")))
+            device = "cuda"
+        level = logging.getLogger().getEffectiveLevel()
+        yield StartOrder(replace(settings, device=device), own, level, environment)
+
+
+def _visible_gpu(number: int) -> str:
+    """What CUDA_VISIBLE_DEVICES is to be, so that only this one of those visible to us is seen. Raises RequestError."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return str(number)
+    names = visible.split(",")
+    if number >= len(names):
+        raise RequestError(f"there is no cuda:{number}: CUDA_VISIBLE_DEVICES names {len(names)}", param="device")
+    return names[number]
 
 
 # ---- the server process
@@ -72,11 +102,12 @@ async def serve(settings: Settings) -> int:
     The first signal lets the callers take their leave for a while, a second one ends that.
     """
     with runtime_directory() as directory:
-        order = StartOrder(settings.engine, directory, logging.getLogger().getEffectiveLevel())
+        orders = list(start_orders(settings.engine, directory))
+        sockets = tuple(order.directory / SOCKET_NAME for order in orders)
         async with (
-            EngineClient(directory / SOCKET_NAME) as engine,
-            _running(supervise(ENGINE_COMMAND, order, engine)) as supervisor,
-            _http(settings, engine, directory) as drain,
+            join(sockets) as (engine, clients),
+            _running(supervise_all(orders, clients)) as supervisor,
+            _http(settings, engine, sockets) as drain,
             _signals() as signals,
         ):
             async with _running(signals.acquire()) as asked:
@@ -128,7 +159,7 @@ async def _running(work: Coroutine[None, None, T]) -> AsyncIterator[asyncio.Task
 
 @asynccontextmanager
 async def _http(
-    settings: Settings, engine: EngineClient, directory: Path
+    settings: Settings, engine: Engines, sockets: tuple[Path, ...]
 ) -> AsyncIterator[Callable[[], Coroutine[None, None, None]]]:
     """The HTTP server while the block lasts; leaving it ends all calls. Gives what lets them end by themselves."""
     from aiohttp import web  # here, as an engine process needs none of it
@@ -143,7 +174,7 @@ async def _http(
     await runner.setup()
     async with AsyncExitStack() as stack:
         if WORKERS in app:
-            await stack.enter_async_context(_running(keep_workers(app[WORKERS], settings, engine, directory)))
+            await stack.enter_async_context(_running(keep_workers(app[WORKERS], settings, engine, sockets)))
         stack.push_async_callback(runner.cleanup)
         try:
             await web.TCPSite(runner, host, port, ssl_context=tls).start()
@@ -177,6 +208,23 @@ ENGINE_CODE = "from webrtc_duplex import launch; raise SystemExit(launch.engine_
 ENGINE_COMMAND = (sys.executable, "-c", ENGINE_CODE)
 
 
+async def supervise_all(orders: Sequence[StartOrder], engines: Sequence[EngineClient]) -> int:
+    """Keep an engine running for each order. Returns the exit code for this process: when one cannot start as it was
+    told to, or when the last one is given up; until then the others serve on.
+    """
+    pairs = zip(orders, engines, strict=True)
+    tasks = [asyncio.create_task(supervise(ENGINE_COMMAND, order, engine)) for order, engine in pairs]
+    try:
+        for ended in asyncio.as_completed(tasks):
+            if (code := await ended) == EXIT_BAD_START:
+                break
+        return code
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def supervise(
     command: Sequence[str], order: StartOrder, engine: EngineClient, back_off_s: Sequence[float] = BACK_OFF_S
 ) -> int:
@@ -205,7 +253,7 @@ async def _engine_life(command: Sequence[str], order: StartOrder, engine: Engine
     It runs in a session of its own: Ctrl-C is for the server, which takes its leave of the callers first.
     """
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, start_new_session=True, env=_engine_environment(os.environ)
+        *command, stdin=asyncio.subprocess.PIPE, start_new_session=True, env=order.environment or None
     )
     assert process.stdin is not None
     exited = asyncio.create_task(process.wait())
@@ -244,12 +292,6 @@ def _spell(exit_code: int | None) -> str:
     return f"exit code {exit_code}" if exit_code >= 0 else signal.Signals(-exit_code).name
 
 
-def _engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Half of the cores are the model's, unless somebody has said otherwise; the others carry packets."""
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
-    return {"OMP_NUM_THREADS": str(threads), **environment}
-
-
 # ---- the media workers
 
 ROWS_OF_A_WORKER = 60
@@ -263,27 +305,27 @@ WORKER_BACK_OFF_S = (0.1, 1.0, 5.0)
 the others serve meanwhile."""
 
 
-async def keep_workers(workers: "Workers", settings: Settings, engine: EngineClient, directory: Path) -> None:
+async def keep_workers(workers: "Workers", settings: Settings, engine: Engines, sockets: tuple[Path, ...]) -> None:
     """Keep as many media workers running as the settings want, for ever."""
     await engine.wait_ready(None)
     count = settings.server.media_workers or -(-engine.rows // ROWS_OF_A_WORKER)
     async with asyncio.TaskGroup() as tasks:
         for number in range(count):
             own = replace(settings, ice=settings.ice.share(number, count))
-            tasks.create_task(_keep_worker(str(number), workers, own, directory))
+            tasks.create_task(_keep_worker(str(number), workers, own, sockets))
 
 
-async def _keep_worker(name: str, workers: "Workers", settings: Settings, directory: Path) -> None:
+async def _keep_worker(name: str, workers: "Workers", settings: Settings, sockets: tuple[Path, ...]) -> None:
     deaths: deque[float] = deque(maxlen=len(WORKER_BACK_OFF_S))
     while True:
-        await _worker_life(name, workers, settings, directory)
+        await _worker_life(name, workers, settings, sockets)
         now = time.monotonic()
         deaths.append(now)
         recent = sum(now - death < DEATHS_WITHIN_S for death in deaths)
         await asyncio.sleep(WORKER_BACK_OFF_S[recent - 1])
 
 
-async def _worker_life(name: str, workers: "Workers", settings: Settings, directory: Path) -> None:
+async def _worker_life(name: str, workers: "Workers", settings: Settings, sockets: tuple[Path, ...]) -> None:
     """Start a media worker and wait for its end."""
     from webrtc_duplex.server.pipe import Begin, Pipe
 
@@ -294,7 +336,7 @@ async def _worker_life(name: str, workers: "Workers", settings: Settings, direct
     patience_s = FAREWELL_S
     try:
         pipe = await Pipe.over(ours)
-        pipe.send(Begin(name, settings, directory / SOCKET_NAME, logging.getLogger().getEffectiveLevel()))
+        pipe.send(Begin(name, settings, sockets, logging.getLogger().getEffectiveLevel()))
         await workers.carry(name, pipe)
         await asyncio.wait({exited}, timeout=0.1)
         patience_s = 0.0  # what has not ended by now hangs
@@ -320,7 +362,7 @@ async def _carry_calls(end: socket.socket) -> int:
     assert isinstance(begin, Begin)
     logging.basicConfig(level=begin.log_level, format=f"%(asctime)s %(levelname)s worker {begin.name}: %(message)s")
     logging.getLogger("aioice").setLevel(logging.WARNING)
-    async with EngineClient(begin.engine_socket) as engine:
+    async with join(begin.engine_sockets) as (engine, _):
         await work(pipe, engine, begin.settings)
     return 0
 

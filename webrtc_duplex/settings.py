@@ -37,9 +37,11 @@ class EngineSettings:
     """What the engine process is started with."""
 
     model: str = knob("tiny", "`tiny` (embedded), `echo`, or the directory of a checkpoint")
-    rows: int | None = knob(4, "callers at once; `auto`: as many as a step measured at start-up leaves time for")
+    rows: int | None = knob(
+        4, "callers at once on a device; `auto`: as many as steps measured at start-up leave time for"
+    )
     phases: int = knob(1, "sub-ticks in 80 ms; rows are spread over them")
-    device: str = knob("cpu", "torch device of the model")
+    device: str = knob("cpu", "torch device of the model; several with commas: an engine for each")
     resume_grace_s: float = knob(10.0, "how long the row of a vanished caller is kept; 0: it ends at once")
     connect_deadline_s: float = knob(15.0, "how long a lease may wait for its caller's media")
 
@@ -49,6 +51,13 @@ class EngineSettings:
         _at_least("phases", self.phases, 1)
         _at_least("resume_grace_s", self.resume_grace_s, 0)
         _at_least("connect_deadline_s", self.connect_deadline_s, 0)
+        if not all(self.devices):
+            raise RequestError(f"device must name devices with commas between, not {self.device!r}", param="device")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Each of which has an engine of its own."""
+        return tuple(name.strip() for name in self.device.split(","))
 
 
 @dataclass(frozen=True, slots=True)

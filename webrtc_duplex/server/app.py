@@ -11,7 +11,7 @@ from aiohttp.abc import AbstractAccessLogger
 
 from webrtc_duplex.server import aliases, streams
 from webrtc_duplex.server.auth import Door
-from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.failures import ENGINE, METRICS, Handler, answer_errors
 from webrtc_duplex.server.ice import IceServers
 from webrtc_duplex.server.metrics import CONTENT_TYPE, Metrics
@@ -44,7 +44,7 @@ EXPOSED_HEADERS = ("Accept-Post", "ETag", "Link", "Location", "Retry-After", "Wa
 PREFLIGHT_LASTS_S = 600
 
 
-def make_app(settings: Settings, engine: EngineClient) -> web.Application:
+def make_app(settings: Settings, engine: Engine) -> web.Application:
     """The whole application around an engine that the caller of this has opened (or not yet)."""
     app = web.Application(middlewares=[answer_errors, answer_preflights], client_max_size=JSON_BYTES)
     signing_key = secrets.token_bytes(32)

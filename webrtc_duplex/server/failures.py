@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp import web
 
 from webrtc_duplex.errors import CapacityError, DuplexError, EngineError
-from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-ENGINE = web.AppKey("engine", EngineClient)
+ENGINE = web.AppKey[Engine]("engine")
 METRICS = web.AppKey("metrics", Metrics)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -51,7 +51,7 @@ def error_body(kind: str, code: str, message: str, param: str | None = None) -> 
     return {"error": {"type": kind, "code": code, "message": message, "param": param}}
 
 
-def _headers_of(error: DuplexError, engine: EngineClient) -> dict[str, str]:
+def _headers_of(error: DuplexError, engine: Engine) -> dict[str, str]:
     headers: dict[str, str] = {}
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s or RETRY_AFTER_S)))

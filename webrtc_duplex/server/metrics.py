@@ -16,7 +16,7 @@ from webrtc_duplex import messages
 from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.media.jitter import JitterCounters
 from webrtc_duplex.media.playout import PlayoutCounters
-from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.engines import Engine
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -28,7 +28,7 @@ PACING_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 class Metrics:
     """The counters of one server process, in a registry of their own."""
 
-    def __init__(self, engine: EngineClient | None) -> None:
+    def __init__(self, engine: Engine | None) -> None:
         """`engine` is retold by the process that Prometheus asks, not by its media workers."""
         self.registry = CollectorRegistry()
         if engine is not None:
@@ -143,7 +143,7 @@ class LegTally:
 class EngineCollector(Collector):
     """Retells what the engine last said of itself; without an engine only that."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:

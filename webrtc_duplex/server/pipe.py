@@ -50,7 +50,7 @@ class Begin:
 
     name: str
     settings: Settings
-    engine_socket: Path
+    engine_sockets: tuple[Path, ...]
     log_level: int
 
 

@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from webrtc_duplex.errors import AuthError, CallNotFoundError, EngineError, RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
 from webrtc_duplex.server.auth import NOBODY, Caller, Door, bearer_of
-from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.failures import error_response
 from webrtc_duplex.server.ice import IceServers
 from webrtc_duplex.server.limits import too_many
@@ -80,7 +80,7 @@ class Desk:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: Engine,
         places: Places,
         door: Door,
         ice: IceServers,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import assert_never
 
 from webrtc_duplex.errors import DuplexError
-from webrtc_duplex.server.engine_client import EngineClient
+from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.pipe import (
     REPORT_EVERY_S,
@@ -42,7 +42,7 @@ ENGINE_WAIT_S = 2.0
 """So long an offer waits for the engine, which the front may have found a moment earlier."""
 
 
-async def work(pipe: Pipe, engine: EngineClient, settings: Settings) -> None:
+async def work(pipe: Pipe, engine: Engine, settings: Settings) -> None:
     """Carry calls until the pipe's other end is closed."""
     metrics = Metrics(None)
     async with Calls(engine, settings, metrics) as calls:
@@ -52,7 +52,7 @@ async def work(pipe: Pipe, engine: EngineClient, settings: Settings) -> None:
 class Worker:
     """Acts on the front's messages. Owns a task for every question, every listener, and every call's end."""
 
-    def __init__(self, pipe: Pipe, engine: EngineClient, calls: Calls, metrics: Metrics) -> None:
+    def __init__(self, pipe: Pipe, engine: Engine, calls: Calls, metrics: Metrics) -> None:
         self._pipe = pipe
         self._engine = engine
         self._calls = calls
