@@ -119,7 +119,6 @@ def find_chromium() -> str:
         if path := shutil.which(name):
             return path
     missing("needs Chromium (Debian: apt-get install chromium)")
-    raise BrowserError("no Chromium")
 
 
 class DevTools:

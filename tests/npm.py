@@ -13,7 +13,7 @@ def install(folder: Path, *packages: str) -> Path:
     if npm is None:
         missing("needs npm (Debian: apt-get install npm)")
     quiet = ("--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error")
-    command = [str(npm), "install", *quiet, "--prefix", str(folder), *packages]
+    command = [npm, "install", *quiet, "--prefix", str(folder), *packages]
     installed = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if installed.returncode != 0:
         missing(f"npm could not install {', '.join(packages)}: {installed.stderr.strip()[-300:]}")

@@ -1,13 +1,12 @@
 """A caller for tests: a recorded person where the shared data is at hand, else a synthetic voice."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 
-from tests.conftest import ROOT
+from tests.conftest import SHARED
 from tests.listening import Sound, read_wav, resample, write_wav
 
 RATE = 24_000
@@ -25,9 +24,7 @@ def caller(folder: Path, *, silence_s: float, then_silence_s: float = 0.0) -> tu
 
 def recorded_turn() -> Sound | None:
     """The first turn of the person who calls an assistant: 4.4 s."""
-    shared = Path(os.environ.get("WEBRTC_DUPLEX_SHARED", ROOT.parent / "shared"))
-    path = shared / "speech" / "human_assistant_40s.wav"
-    path = path if path.is_file() else shared / "data" / "speech" / "human_assistant_40s.wav"
+    path = SHARED / "data" / "speech" / "human_assistant_40s.wav"
     if not path.is_file():
         return None
     pcm, rate = read_wav(path)

@@ -276,7 +276,6 @@ async def converse_in_real_time(folder: Path, microphone: Path) -> Conversation:
         if not conversation.slow_steps:
             return conversation
     missing(f"needs a machine with time for a step in 80 ms; {conversation.slow_steps} of this call's took longer")
-    raise AssertionError
 
 
 async def test_a_person_talks_with_the_embedded_agent(tmp_path: Path) -> None:
