@@ -101,6 +101,13 @@ CAPTURED = """
 """
 
 
+NO_ECHO_CANCELLER = """
+const take = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+navigator.mediaDevices.getUserMedia = ({ audio }) => take({ audio: { ...audio, echoCancellation: false } });
+"""
+"""What an echo model sends back is just what an echo canceller is there to remove."""
+
+
 class BrowserError(Exception):
     """The browser, or a script in its page, did not do what a test asked."""
 

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests import npm
-from tests.browser import Browser, Page, open_browser
+from tests.browser import NO_ECHO_CANCELLER, Browser, Page, open_browser
 from tests.conftest import ROOT, missing
 from tests.listening import (
     RECOGNISER_RATE,
@@ -51,12 +51,6 @@ window.fetch = async (path, options) => {
 };
 """
 """Keeps the page's peer connections and the last answer where a test can see them."""
-
-NO_ECHO_CANCELLER = """
-const take = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
-navigator.mediaDevices.getUserMedia = ({ audio }) => take({ audio: { ...audio, echoCancellation: false } });
-"""
-"""What an echo model sends back is just what an echo canceller is there to remove."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""Clients that others wrote, as they come from npm, against `webrtc-duplex serve`: each calls, hears and hangs up.
+"""Clients that others wrote, against a real server: in headless Chromium on a page of another origin, and in Node.
 
-Their pages come from another origin than the server, as they would.
+They come from npm by name, and are changed in nothing but the server's address: what they need of us is what they send
+and expect by themselves. The scripts that use them lie in `foreign/`.
 """
 
 import asyncio
@@ -16,160 +17,189 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests import npm
-from tests.browser import Page, open_browser
-from tests.conftest import missing
+from tests.browser import NO_ECHO_CANCELLER, Page, open_browser
+from tests.conftest import ROOT, missing
+from tests.listening import words
 from tests.serving import serving
 from tests.speaking import caller
+from tests.test_browser_call import sentences
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
-FOREIGN = Path(__file__).parent / "foreign"
+FOREIGN = ROOT / "tests" / "foreign"
 PACKAGES = (
-    "esbuild@0",
     "@openai/agents-realtime@0.20",
+    "zod@4",
     "@binbat/whip-whep@1.1.1-sdp-trickle-throw",
-    "@pipecat-ai/client-js@1",
-    "@pipecat-ai/small-webrtc-transport@1",
+    "@pipecat-ai/client-js@1.13",
+    "@pipecat-ai/small-webrtc-transport@1.10",
     "@roamhq/wrtc@0",
     "werift@0",
+    "esbuild@0",
 )
 KEY = "a-key-of-ours"
-
-NO_ECHO_CANCELLER = """
-const take = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
-navigator.mediaDevices.getUserMedia = ({ audio }) => take({ audio: { echoCancellation: false } });
-"""
-"""What an echo model sends back is just what an echo canceller is there to remove."""
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the clients in it, and the scripts that use them."""
-    folder = tmp_path_factory.mktemp("npm")
+    folder = tmp_path_factory.mktemp("clients")
     npm.install(folder, *PACKAGES)
-    for script in FOREIGN.iterdir():
-        shutil.copy(script, folder)
-    return folder
+    return Path(shutil.copytree(FOREIGN, folder, dirs_exist_ok=True))
+
+
+@pytest.fixture(scope="module")
+def bundle(packages: Path) -> Path:
+    """Those of browsers as one script, which makes `clients`."""
+    esbuild = packages / "node_modules" / ".bin" / "esbuild"
+    options = ("--bundle", "--format=iife", "--global-name=clients", "--outfile=bundle.js", "--log-level=error")
+    subprocess.run([str(esbuild), "browser.js", *options], cwd=packages, check=True)
+    return packages / "bundle.js"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    async with serving("echo", "--api-keys", KEY, "--allowed-origins", "*", rows=2, log=log) as url:
-        yield url
+async def elsewhere(bundle: Path) -> AsyncIterator[str]:
+    """The page of another origin."""
 
+    async def page(_: web.Request) -> web.Response:
+        html = "<link rel='icon' href='data:,'><audio id='agent' autoplay></audio><script src='bundle.js'></script>"
+        return web.Response(text=html, content_type="text/html")
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def open_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """One that asks for no key."""
-    log = tmp_path_factory.mktemp("open-server") / "log"
-    async with serving("echo", rows=2, log=log) as url:
-        yield url
+    async def script(_: web.Request) -> web.FileResponse:
+        return web.FileResponse(bundle)
+
+    app = web.Application()
+    app.add_routes([web.get("/", page), web.get("/bundle.js", script)])
+    async with TestServer(app) as server:
+        yield str(server.make_url("/")).rstrip("/")
 
 
 @asynccontextmanager
-async def page_with(packages: Path, script: str, folder: Path) -> AsyncIterator[Page]:
-    """A page of another origin that has loaded the script and all it imports; its microphone is a person who speaks."""
-    esbuild = packages / "node_modules" / "esbuild" / "bin" / "esbuild"
-    site = folder / "site"
-    command = [
-        str(esbuild),
-        script,
-        "--bundle",
-        "--format=iife",
-        f"--outfile={site / 'bundle.js'}",
-        "--log-level=error",
-    ]
-    subprocess.run(["node", *command], cwd=packages, check=True)
-    (site / "index.html").write_text("<!doctype html><audio autoplay></audio><script src=bundle.js></script>")
-    app = web.Application()
-    app.router.add_static("/", site)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    microphone, _ = caller(folder, silence_s=2.0, then_silence_s=1.0)
-    try:
-        async with open_browser(microphone) as browser:
-            url = f"http://localhost:{runner.addresses[0][1]}/index.html"
-            yield await browser.open(url, before=NO_ECHO_CANCELLER)
-    finally:
-        await runner.cleanup()
-
-
-async def loudest_heard(page: Page, seconds: float) -> int:
-    await page.start_capture("audio")
-    await asyncio.sleep(seconds)
-    return int(np.abs((await page.end_capture()).pcm.astype(int)).max(initial=0))
-
-
-async def rows_free(url: str, rows: int, timeout_s: float = 20.0) -> None:
-    """Wait until so many rows are free."""
-    async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as http:
-        while (await (await http.get(f"{url}/readyz")).json())["free_rows"] != rows:
-            await asyncio.sleep(0.1)
+async def meeting(model: str, elsewhere: str, folder: Path, *options: str) -> AsyncIterator[tuple[str, Page]]:
+    """A server with one row, and a page of another origin that may call it."""
+    microphone, _ = caller(folder, silence_s=1.0)
+    async with (
+        serving(model, "--allowed-origins", elsewhere, *options, rows=1, log=folder / "log") as url,
+        open_browser(microphone) as browser,
+    ):
+        yield url, await browser.open(elsewhere, before=NO_ECHO_CANCELLER)
 
 
 async def client_secret(url: str) -> str:
-    async with aiohttp.ClientSession() as http:
-        headers = {"Authorization": f"Bearer {KEY}"}
-        session = {"session": {"type": "realtime", "model": "gpt-realtime"}}
-        async with http.post(f"{url}/v1/realtime/client_secrets", json=session, headers=headers) as answer:
-            return str((await answer.json())["value"])
+    """What a server of the page's own would have fetched for it."""
+    async with aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}) as http:
+        response = await http.post("/v1/realtime/client_secrets", json={"session": {"type": "realtime"}})
+        assert response.status == 200, await response.text()
+        return str((await response.json())["value"])
+
+
+async def calls_now(url: str) -> int:
+    async with aiohttp.ClientSession(url) as http:
+        return int((await (await http.get("/readyz")).json())["calls"])
+
+
+async def no_call_left(url: str) -> None:
+    """Wait until all have ended."""
+    async with asyncio.timeout(5):
+        while await calls_now(url):
+            await asyncio.sleep(0.1)
+
+
+async def loudness(page: Page, for_s: float) -> float:
+    """The loudest sample that the page plays in this time."""
+    await page.start_capture("#agent")
+    await asyncio.sleep(for_s)
+    heard = await page.end_capture()
+    return float(np.abs(heard.pcm.astype(np.int32)).max(initial=0))
+
+
+# ---- in a browser
 
 
 @pytest.mark.browser
-async def test_openais_sdk_calls_with_only_its_base_url_changed(packages: Path, server: str, tmp_path: Path) -> None:
-    secret = await client_secret(server)
-    async with page_with(packages, "openai.js", tmp_path) as page:
-        call_id = await page.evaluate(f"window.begin({server!r}, {secret!r})")
-        assert call_id.startswith("rtc_")
-        assert await loudest_heard(page, 5.0) > 1000
-        assert "session.updated" in await page.evaluate("window.events")
-        assert not [event for event in await page.evaluate("window.events") if event.startswith("failed")]
-        await page.evaluate("window.session.interrupt()")
-        await page.evaluate("window.session.close()")
-        await rows_free(server, 2)
+async def test_the_agents_sdk_of_openai_talks_with_us(elsewhere: str, tmp_path: Path) -> None:
+    async with meeting("tiny", elsewhere, tmp_path, "--api-keys", KEY) as (url, page):
+        took_ms = await page.evaluate(f"clients.openai({url!r}, {await client_secret(url)!r})")
+        assert took_ms < 5_000, "connect() waited in vain for session.updated"
+
+        await page.wait_for("heard.types.includes('response.done')", timeout_s=20)
+        first = words(await page.evaluate("heard.deltas"))
+        assert first in {words(sentence) for sentence in sentences()}
+        written = await page.evaluate("JSON.stringify(heard.history)")
+        assert words(json.loads(written)[-1]["content"][0]["transcript"]) == first
+
+        await page.evaluate("heard.types.length = 0; undefined")
+        await page.wait_for("heard.types.includes('response.output_audio_transcript.delta')", timeout_s=20)
+        assert await loudness(page, 0.5) > 1_000
+        await page.evaluate("session.interrupt()")
+        await page.wait_for("heard.types.includes('output_audio_buffer.cleared')", timeout_s=2)
+        await asyncio.sleep(0.3)
+        assert await loudness(page, 0.5) < 300
+
+        await page.evaluate("session.close()")
+        await no_call_left(url)
+        assert await page.evaluate("heard.errors") == []
 
 
 @pytest.mark.browser
-async def test_a_whip_client_publishes_and_ends(packages: Path, open_server: str, tmp_path: Path) -> None:
-    async with page_with(packages, "whip.js", tmp_path) as page:
-        place = await page.evaluate(f"window.begin({open_server!r})")
-        assert "/whip/rtc_" in place
-        await page.wait_for("window.pc.connectionState === 'connected'")
-        await page.evaluate("window.whip.stop()")
-        await rows_free(open_server, 2)
+async def test_the_whip_client_publishes_and_its_delete_ends_the_call(elsewhere: str, tmp_path: Path) -> None:
+    async with meeting("echo", elsewhere, tmp_path, "--api-keys", KEY) as (url, page):
+        place = await page.evaluate(f"clients.whip({url!r}, {await client_secret(url)!r})")
+        assert place.startswith("/whip/rtc_")
+        await page.wait_for("peer.connectionState === 'connected'", timeout_s=15)
+        assert page.errors == []
+        await page.evaluate("client.stop()")
+        await no_call_left(url)
+
+
+STATUSES = """
+performance.getEntriesByType("resource")
+  .filter((entry) => entry.name.endsWith("/api/offer"))
+  .map((entry) => entry.responseStatus)
+"""
+"""Of each request to /api/offer: offers and trickled candidates."""
+
+CONNECTED = "transport.pc?.iceConnectionState === 'connected' && transport.dc?.readyState === 'open'"
 
 
 @pytest.mark.browser
-async def test_pipecats_client_connects_trickles_hears_and_resumes(
-    packages: Path, open_server: str, tmp_path: Path
-) -> None:
-    async with page_with(packages, "pipecat.js", tmp_path) as page:
-        await page.evaluate(f"window.begin({open_server!r})")
-        await page.wait_for("document.querySelector('audio').srcObject !== null", timeout_s=20)
-        assert await loudest_heard(page, 5.0) > 1000
-        assert not [message for message in await page.evaluate("window.messages") if message.startswith("failed")]
+async def test_the_transport_of_pipecat_connects_trickles_and_resumes(elsewhere: str, tmp_path: Path) -> None:
+    async with meeting("echo", elsewhere, tmp_path) as (url, page):
+        await page.evaluate(f"clients.pipecat({url!r})")
+        await page.wait_for(CONNECTED, timeout_s=15)
+        await page.wait_for("heard.states.includes('connected')")
+        first = await page.evaluate("transport.pc_id")
+        assert await loudness(page, 6.0) > 1_000
 
-        first = await page.evaluate("window.transport.pc_id")
-        await page.evaluate("window.transport.attemptReconnection(true)")
-        await page.wait_for("window.transport.pc.connectionState === 'connected'", timeout_s=20)
-        assert await page.evaluate("window.transport.pc_id") == first
-        await page.evaluate("window.client.disconnect()")
-        await rows_free(open_server, 2)
+        await page.evaluate("window.before = transport.pc; transport.attemptReconnection(true); undefined")
+        await page.wait_for(f"transport.pc !== before && {CONNECTED}", timeout_s=15)
+        assert await page.evaluate("transport.pc_id") == first
+        assert await calls_now(url) == 1
+
+        statuses = await page.evaluate(STATUSES)
+        assert len(statuses) > 2, "two offers, and no trickled candidate"
+        assert set(statuses) == {200}
+        assert await page.evaluate("heard.errors") == []
+        await page.evaluate("client.disconnect()")
+        await no_call_left(url)
+
+
+# ---- in Node
 
 
 @pytest.mark.parametrize(("script", "heard"), [("wrtc.mjs", "loudest"), ("werift.mjs", "packets")])
-async def test_callers_in_node_connect_and_hear(packages: Path, open_server: str, script: str, heard: str) -> None:
-    node = shutil.which("node")
-    if node is None:
-        missing("needs Node (Debian: apt-get install nodejs)")
-    process = await asyncio.create_subprocess_exec(
-        str(node), script, open_server, cwd=packages, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0, err.decode()
-    assert json.loads(out.splitlines()[-1])[heard] > 0
-    await rows_free(open_server, 2)
+async def test_callers_in_node_connect_hear_and_hang_up(
+    packages: Path, tmp_path: Path, script: str, heard: str
+) -> None:
+    node = shutil.which("node") or missing("needs Node (Debian: apt-get install nodejs)")
+    async with serving("echo", rows=1, log=tmp_path / "log") as url:
+        process = await asyncio.create_subprocess_exec(
+            node, script, url, cwd=packages, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 0, err.decode()
+        assert json.loads(out.splitlines()[-1])[heard] > 0
+        await no_call_left(url)
