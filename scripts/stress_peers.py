@@ -4,13 +4,16 @@
     scripts/stress_peers.py --peers 8 --frames 375 --model tiny     # starts a server of its own
     scripts/stress_peers.py --url http://localhost:8080 --peers 16
 
-All callers are admitted before a common start. From then on each sends `--frames` frames of speech as 20 ms packets on
-an absolute schedule, and what it hears is counted on the timeline of RTP (`webrtc_duplex.client.timeline`). Silence
-that the server puts in where the model is late is not taken for sound: by its own count it is taken off. A caller
-passes
+All callers are admitted before a common start (with `--ramp`, one after the other). From then on each sends `--frames`
+frames of speech as 20 ms packets on an absolute schedule, and what it hears is counted on the timeline of RTP
+(`webrtc_duplex.client.timeline`). Silence that the server puts in where the model is late is not taken for sound: by
+its own count it is taken off. A caller passes
 
 - by the driver's rule, that of the public PersonaPlex driver: no error, at most 4 frames missing, some voice;
 - by ours: at most 1 frame missing, and no gap in a voice longer than 60 ms.
+
+With `--churn 0.05` a twentieth of the callers leave every second and others come in their place; every visit is counted
+by itself, by the same rules, and callers hum, so that each has something to say.
 
 The exit code is 0 only if every caller passes by both. On each core a probe looks whether the machine itself stalls;
 what was due while it did is excused, and counted apart.
@@ -27,15 +30,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
+from random import Random
 
 import av
 import numpy as np
@@ -43,7 +48,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_FRAME, FRAME_S, SAMPLE_RATE, Pcm  # noqa: E402
+from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_FRAME, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, Pcm  # noqa: E402
 from webrtc_duplex.client.call import Call, ReceivedPacket, Route, connect  # noqa: E402
 from webrtc_duplex.client.timeline import TAIL_S, Count, Heard, Unwrapper, count  # noqa: E402
 from webrtc_duplex.errors import DuplexError  # noqa: E402
@@ -61,6 +66,10 @@ OFFSET_S = 0.37
 """Each caller begins so much later in the recording, lest all of them say the same at once."""
 LAST_WORD_S = 1.1
 """The server says once a second how a call fares."""
+SHORTEST_STAY = 25
+"""Frames of the shortest visit, where callers come and go."""
+TRY_AGAIN_S = 1.0
+PROGRESS_EVERY_S = 2.0
 PROBE_STEP_S = 0.005
 STALL_S = 0.02
 """A probe that wakes so late was stalled with its core."""
@@ -77,6 +86,10 @@ class Plan:
     echo: bool
     network: tuple[str, str] = ("clean", "clean")
     """Names of `tests.relay.NETWORKS`, towards the server and back."""
+    ramp: float = 0.0
+    """Callers a second who come before the start; 0: all at once."""
+    churn: float = 0.0
+    """The share of the callers who leave every second, each followed by another."""
 
 
 @dataclass(slots=True)
@@ -84,6 +97,8 @@ class Outcome:
     """What one caller met."""
 
     caller: int
+    visit: int = 0
+    """Which of its calls, where callers come and go."""
     error: str | None = None
     join_s: float = 0.0
     first_sound_s: float = 0.0
@@ -186,24 +201,100 @@ class Notes:
     """The server's count, each time it was told."""
 
 
-def call_in_process(plan: Plan, caller: int, speech: Pcm, core: int, pipe: Connection) -> None:
-    """A caller's process: says when it is in, waits for the start, says when it has done, reports what it met."""
+@dataclass(slots=True)
+class Visit:
+    """One call of a caller's: what was said from when on, and what was met."""
+
+    outcome: Outcome
+    said: Pcm
+    notes: Notes = field(default_factory=Notes)
+    start: float | None = None
+    """None for a call that never came about."""
+
+    @property
+    def frames(self) -> int:
+        return len(self.said) // FRAME_SAMPLES
+
+
+class Start:
+    """The common start: a process says when all of its callers are in (or were refused), and is told when it is."""
+
+    def __init__(self, callers: int) -> None:
+        self.at = 0.0
+        self._given = asyncio.Event()
+        self._ready = asyncio.Barrier(callers + 1)
+
+    async def ready(self) -> None:
+        """Be one of the callers who are in; returns when the start is known."""
+        await self._ready.wait()
+        await self._given.wait()
+
+    async def give(self, pipe: Connection) -> None:
+        """Wait for all callers, say so, and pass on when the start is."""
+        await self._ready.wait()
+        pipe.send("in")
+        self.at = await asyncio.to_thread(pipe.recv)
+        self._given.set()
+
+
+def call_in_process(plan: Plan, callers: Sequence[int], speech: Pcm, core: int, pipe: Connection) -> None:
+    """A process of callers: says when they are in, waits for the start, says when they have done, reports all."""
     os.sched_setaffinity(0, {core})
-    outcome, notes = Outcome(caller), Notes()
-    said = share_of(speech, caller, plan.frames)
+    visits = asyncio.run(_call_all(plan, callers, speech, pipe))
+    pipe.send("done")
+    stalls = pipe.recv()
+    for visit in visits:
+        if visit.start is not None:
+            _count(plan, visit, stalls)
+    pipe.send([visit.outcome for visit in visits])
+
+
+async def _call_all(plan: Plan, callers: Sequence[int], speech: Pcm, pipe: Connection) -> list[Visit]:
+    start = Start(len(callers))
+    tasks = [asyncio.create_task(_keep_calling(plan, caller, speech, start)) for caller in callers]
+    await start.give(pipe)
+    return [visit for visits in await asyncio.gather(*tasks) for visit in visits]
+
+
+async def _keep_calling(plan: Plan, caller: int, speech: Pcm, start: Start) -> list[Visit]:
+    """One call for the whole run; with churn, one after the other."""
+    if plan.ramp:
+        await asyncio.sleep(caller / plan.ramp)
+    random = Random(caller)
+    first = Visit(Outcome(caller), share_of(speech, caller, _stay(plan, random, plan.frames)))
+    await _visit(plan, first, start)
+    visits = [first]
+    end = start.at + plan.frames * FRAME_S
+    while plan.churn and (left := int((end - time.monotonic()) / FRAME_S)) > SHORTEST_STAY:
+        if visits[-1].start is None:
+            await asyncio.sleep(TRY_AGAIN_S)
+        frames = _stay(plan, random, left)
+        visits.append(Visit(Outcome(caller, len(visits)), share_of(speech, caller + len(visits), frames)))
+        await _visit(plan, visits[-1], None)
+    return visits
+
+
+def _stay(plan: Plan, random: Random, left: int) -> int:
+    """Frames until a caller leaves, of those that are left."""
+    if not plan.churn:
+        return left
+    return min(left, max(SHORTEST_STAY, round(random.expovariate(plan.churn) / FRAME_S)))
+
+
+async def _visit(plan: Plan, visit: Visit, start: Start | None) -> None:
+    """Call, and write down what went wrong; `start` is waited for in any case."""
     try:
-        start = asyncio.run(_call(plan, said, outcome, notes, pipe))
-        pipe.send("done")
-        _count(plan, said, start, notes, pipe.recv(), outcome)
+        await _call(plan, visit, start)
     except (DuplexError, OSError, TimeoutError) as error:
-        outcome.error = f"{type(error).__name__}: {error}"
-    pipe.send(outcome)
+        visit.outcome.error = f"{type(error).__name__}: {error}"
+        if start is not None and visit.start is None:
+            await start.ready()
 
 
-async def _call(plan: Plan, said: Pcm, outcome: Outcome, notes: Notes, pipe: Connection) -> float:
-    """Call, say it all from the common start on, and return when that was."""
-    encoder = Encoder()
-    payloads = [encoder.encode(chunk) for chunk in said.reshape(-1, CHUNK_SAMPLES)]
+async def _call(plan: Plan, visit: Visit, start: Start | None) -> None:
+    """Call, say it all from the start on (without one, at once), and hear it out."""
+    encoder, outcome, notes = Encoder(), visit.outcome, visit.notes
+    chunks = visit.said.reshape(-1, CHUNK_SAMPLES)
     began = time.monotonic()
     async with (
         _route(plan, outcome.caller) as route,
@@ -214,30 +305,30 @@ async def _call(plan: Plan, said: Pcm, outcome: Outcome, notes: Notes, pipe: Con
         while not notes.packets and not call.over.is_set():
             await asyncio.sleep(CHUNK_S)
         outcome.first_sound_s = time.monotonic() - began
-        pipe.send("in")
-        start: float = await asyncio.to_thread(pipe.recv)
-        await asyncio.sleep(start - time.monotonic())
-        for payload in payloads:  # the microphone paces them
-            await call.send_packet(payload)
-        await asyncio.sleep(start + plan.frames * FRAME_S + TAIL_S - time.monotonic())
+        visit.start = time.monotonic()
+        if start is not None:
+            await start.ready()
+            visit.start = start.at
+        await asyncio.sleep(visit.start - time.monotonic())
+        for chunk in chunks:  # the microphone paces them
+            await call.send_packet(encoder.encode(chunk))
+        await asyncio.sleep(visit.start + visit.frames * FRAME_S + TAIL_S - time.monotonic())
         outcome.rtt_s = await call.rtt_s()
-        outcome.said_at = (call.sent_at or start) - (len(payloads) - 1) * CHUNK_S
+        outcome.said_at = (call.sent_at or visit.start) - (len(chunks) - 1) * CHUNK_S
         outcome.error = "the call ended before its time" if call.over.is_set() else None
         await asyncio.sleep(LAST_WORD_S)
         for task in listening:
             task.cancel()
-    return start
 
 
-def _count(
-    plan: Plan, said: Pcm, start: float, notes: Notes, stalls: list[tuple[float, float]], outcome: Outcome
-) -> None:
-    sounds = decoded(notes.packets)
-    outcome.counted = count(sounds, start, plan.frames, stalls)
-    counts = _counts_around(notes.underruns, start, start + plan.frames * FRAME_S + TAIL_S)
+def _count(plan: Plan, visit: Visit, stalls: list[tuple[float, float]]) -> None:
+    outcome, start = visit.outcome, visit.start or 0.0
+    sounds = decoded(visit.notes.packets)
+    outcome.counted = count(sounds, start, visit.frames, stalls)
+    counts = _counts_around(visit.notes.underruns, start, start + visit.frames * FRAME_S + TAIL_S)
     outcome.underruns = counts[-1] - counts[0]
     outcome.underruns_together = max(later - earlier for earlier, later in pairwise([*counts, counts[-1]]))
-    outcome.echo_s = echo_delay(said, outcome.said_at, sounds) if plan.echo else None
+    outcome.echo_s = echo_delay(visit.said, outcome.said_at, sounds) if plan.echo else None
 
 
 @asynccontextmanager
@@ -330,35 +421,40 @@ def children_of(pid: int) -> list[int]:
 
 @dataclass(slots=True)
 class Meter:
-    """CPU time of a server of ours and of its engine, from `begin` on."""
+    """CPU time of a server of ours, its media workers and its engines, from `begin` on."""
 
     server: int | None
-    _begun: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _begun: dict[int, tuple[str, float]] = field(default_factory=dict)
     _at: float = 0.0
 
     def begin(self) -> None:
         self._at = time.monotonic()
         if self.server is not None:
-            self._begun["server"] = (self.server, cpu_seconds(self.server))
-            for engine in children_of(self.server):
-                self._begun["engine"] = (engine, cpu_seconds(engine))
+            self._begun = {pid: (_kind(pid), cpu_seconds(pid)) for pid in [self.server, *children_of(self.server)]}
 
     def read(self) -> dict[str, float]:
+        """Shares of a core, by kind of process: `server` is the front and its workers together."""
         passed = time.monotonic() - self._at
-        used = {name: (cpu_seconds(pid) - before) / passed for name, (pid, before) in self._begun.items()}
+        used: dict[str, float] = {}
+        for pid, (kind, before) in self._begun.items():
+            used[kind] = used.get(kind, 0.0) + (cpu_seconds(pid) - before) / passed
         return {**used, "load": os.getloadavg()[0]}
+
+
+def _kind(pid: int) -> str:
+    return "engine" if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes() else "server"
 
 
 # ---- a server of our own
 
 
 @contextmanager
-def own_server(model: str, rows: int) -> Iterator[tuple[str, int]]:
+def own_server(model: str, rows: int, *options: str) -> Iterator[tuple[str, int]]:
     """A server on a free port of this machine, and its process id; ended with the block."""
     port = free_port()
     command = [sys.executable, "-m", "webrtc_duplex", "serve", "--port", str(port), "--model", model]
     with tempfile.TemporaryFile() as log:
-        server = subprocess.Popen([*command, "--rows", str(rows)], cwd=ROOT, stdout=log, stderr=log)
+        server = subprocess.Popen([*command, "--rows", str(rows), *options], cwd=ROOT, stdout=log, stderr=log)
         try:
             await_ready(f"http://127.0.0.1:{port}", server)
             yield f"http://127.0.0.1:{port}", server.pid
@@ -408,48 +504,49 @@ class Worker:
         theirs.close()
 
 
-class Peer(Worker):
-    """A caller's process. `outcome` is there once it has failed or come to its end."""
+class Peers(Worker):
+    """A process of callers. `outcomes` are there once it has failed or come to its end."""
 
-    def __init__(self, plan: Plan, caller: int, speech: Pcm, core: int) -> None:
-        super().__init__(call_in_process, plan, caller, speech, core)
-        self.caller = caller
+    def __init__(self, plan: Plan, callers: Sequence[int], speech: Pcm, core: int) -> None:
+        super().__init__(call_in_process, plan, callers, speech, core)
+        self.callers = callers
         self.core = core
-        self.outcome: Outcome | None = None
+        self.outcomes: list[Outcome] = []
 
     def says(self, word: str, timeout_s: float) -> bool:
         """Whether it says this word in time, and not how it ended instead."""
-        if self.outcome is not None:
+        if self.outcomes:
             return False
         message = self._next(timeout_s)
-        if isinstance(message, Outcome):
-            self.outcome = message
+        if isinstance(message, list):
+            self.outcomes = message
         return message == word
 
-    def _next(self, timeout_s: float) -> str | Outcome:
+    def _next(self, timeout_s: float) -> str | list[Outcome]:
         try:
             if self.pipe.poll(max(0.0, timeout_s)):
-                message: str | Outcome = self.pipe.recv()
+                message: str | list[Outcome] = self.pipe.recv()
                 return message
         except EOFError:
-            return Outcome(self.caller, error="its process died")
-        return Outcome(self.caller, error="its process said nothing in time")
+            return [Outcome(caller, error="its process died") for caller in self.callers]
+        return [Outcome(caller, error="its process said nothing in time") for caller in self.callers]
 
 
-def run(plan: Plan, peers: int, speech: Pcm, meter: Meter) -> Report:
-    """Admit everybody, start everybody, and gather what each met."""
+def run(plan: Plan, peers: int, speech: Pcm, meter: Meter, together: int = 1) -> Report:
+    """Admit everybody, start everybody, and gather what each met; so many callers share a process."""
     cores = sorted(os.sched_getaffinity(0))
     probes = {core: Worker(probe, core) for core in cores}
-    callers = [Peer(plan, caller, speech, cores[caller % len(cores)]) for caller in range(peers)]
-    give_up = time.monotonic() + ADMISSION_S
-    admitted = [peer for peer in callers if peer.says("in", give_up - time.monotonic())]
-    meter.begin()
-    start = time.monotonic() + START_IN_S
-    for peer in admitted:
-        peer.pipe.send(start)
-    done = [
-        peer for peer in admitted if peer.says("done", start + plan.frames * FRAME_S + PATIENCE_S - time.monotonic())
-    ]
+    groups = [range(first, min(first + together, peers)) for first in range(0, peers, together)]
+    callers = [Peers(plan, group, speech, cores[number % len(cores)]) for number, group in enumerate(groups)]
+    give_up = time.monotonic() + ADMISSION_S + (peers / plan.ramp if plan.ramp else 0.0)
+    with progress(plan.url):
+        admitted = [peer for peer in callers if peer.says("in", give_up - time.monotonic())]
+        meter.begin()
+        start = time.monotonic() + START_IN_S
+        for peer in admitted:
+            peer.pipe.send(start)
+        over = start + plan.frames * FRAME_S + PATIENCE_S
+        done = [peer for peer in admitted if peer.says("done", over - time.monotonic())]
     load = meter.read()
     for worker in probes.values():
         worker.pipe.send("stop")
@@ -457,7 +554,35 @@ def run(plan: Plan, peers: int, speech: Pcm, meter: Meter) -> Report:
     for peer in done:
         peer.pipe.send(stalls[peer.core])
         peer.says("", PATIENCE_S)
-    return Report(plan, [peer.outcome for peer in callers if peer.outcome is not None], load)
+    return Report(plan, [outcome for peer in callers for outcome in peer.outcomes], load)
+
+
+@contextmanager
+def progress(url: str) -> Iterator[None]:
+    """Tell on the way how the server fares, by its own word."""
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(PROGRESS_EVERY_S):
+            print(f"{time.monotonic() - began:4.0f} s: {_readiness(url)}", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+
+
+def _readiness(url: str) -> str:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+            told = json.load(answer)
+    except (urllib.error.URLError, OSError) as error:
+        return f"the server does not answer: {error}"
+    return f"{told['calls']} calls, {told['free_rows']} of {told['rows']} rows free, {told['status']}"
 
 
 # ---- telling
@@ -469,12 +594,35 @@ def table(report: Report) -> str:
         f"{'silence':>8} {'voiced':>7} {'join':>7} {'sound':>7} {'rtt':>7} {'echo':>7}  driver ours"
     ]
     lines += [_line(outcome) for outcome in report.outcomes]
+    lines += summary(report.outcomes)
     passed = [sum(o.passes_driver for o in report.outcomes), sum(o.passes_ours for o in report.outcomes)]
     lines.append(f"{passed[0]} of {len(report.outcomes)} pass by the driver's rule, {passed[1]} by ours")
     names = {"server": "Server CPU", "engine": "Engine CPU"}
     lines += [f"{name}: {report.load[key]:.0%} of a core" for key, name in names.items() if key in report.load]
     lines.append(f"Load average: {report.load.get('load', 0.0):.1f}")
     return "\n".join(lines)
+
+
+def summary(outcomes: list[Outcome]) -> list[str]:
+    """Percentiles over all calls that were counted."""
+    counted = [(o, o.counted) for o in outcomes if o.counted is not None]
+    rows = {
+        "join": [1000 * o.join_s for o, _ in counted],
+        "first sound": [1000 * o.first_sound_s for o, _ in counted],
+        "round trip": [1000 * o.rtt_s for o, _ in counted if o.rtt_s is not None],
+        "echo": [1000 * o.echo_s for o, _ in counted if o.echo_s is not None],
+        "longest gap": [1000 * o.longest_gap_s for o, _ in counted],
+        "latest packet": [1000 * c.latest_s for _, c in counted],
+    }
+    lines = [f"{'':>14} {'p50':>8} {'p99':>8} {'worst':>8}"]
+    for name, values in rows.items():
+        if values:
+            p50, p99, worst = np.percentile(values, (50, 99, 100))
+            lines.append(f"{name:>14} {p50:>5.0f} ms {p99:>5.0f} ms {worst:>5.0f} ms")
+    due, heard = sum(c.due for _, c in counted), sum(c.heard for _, c in counted)
+    refused = sum((o.error or "").startswith("CapacityError") for o in outcomes)
+    lines.append(f"{len(outcomes)} calls, {refused} of them refused; {heard} of {due} frames heard")
+    return lines
 
 
 def _line(o: Outcome) -> str:
@@ -518,11 +666,12 @@ def as_json(report: Report) -> dict[str, object]:
 def main() -> int:
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then too
-    speech = read_speech(options.wav or default_speech())
+    speech = read_speech(options.wav or (None if options.churn else default_speech()))
     if options.url:
         report = _run_against(options, options.url, speech, Meter(None))
     else:
-        with own_server(options.model, options.peers) as (url, pid):
+        workers = ("--media-workers", str(options.media_workers))
+        with own_server(options.model, options.peers, *workers) as (url, pid):
             report = _run_against(options, url, speech, Meter(pid))
     print(table(report))
     if options.json:
@@ -532,8 +681,10 @@ def main() -> int:
 
 def _run_against(options: argparse.Namespace, url: str, speech: Pcm, meter: Meter) -> Report:
     network = (options.network, options.network_down)
-    plan = Plan(url, options.frames, options.voice, options.instructions, model_name(url) == "echo", network)
-    return run(plan, options.peers, speech, meter)
+    echo = model_name(url) == "echo"
+    wishes = (options.voice, options.instructions)
+    plan = Plan(url, options.frames, *wishes, echo, network, options.ramp, options.churn)
+    return run(plan, options.peers, speech, meter, options.together)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -542,6 +693,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="tiny", help="model of the server that is started (default: %(default)s)")
     parser.add_argument("--peers", type=int, default=8, help="callers (default: %(default)s)")
     parser.add_argument("--frames", type=int, default=375, help="frames of 80 ms each says (default: %(default)s)")
+    parser.add_argument("--ramp", type=float, default=0.0, help="callers who come a second (default: all at once)")
+    parser.add_argument("--churn", type=float, default=0.0, help="share of the callers who leave every second")
+    parser.add_argument("--together", type=int, default=1, help="callers that share a process (default: %(default)s)")
+    parser.add_argument("--media-workers", type=int, default=1, help="of the server that is started (default: 1)")
     parser.add_argument("--wav", type=Path, help="what they say (default: a recording beside the repository, or a hum)")
     parser.add_argument("--voice", help="voice to ask for")
     parser.add_argument("--instructions", help="instructions to give")

@@ -3,12 +3,26 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
-from scripts.stress_peers import Outcome, Plan, Report, _counts_around, echo_delay, hum, share_of, table
+from scripts.stress_peers import (
+    SHORTEST_STAY,
+    Outcome,
+    Plan,
+    Report,
+    _counts_around,
+    _stay,
+    echo_delay,
+    hum,
+    share_of,
+    summary,
+    table,
+)
 from tests.conftest import ROOT
 from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES
 from webrtc_duplex.client.timeline import Count, Heard
@@ -78,6 +92,22 @@ def test_a_caller_who_was_refused_has_a_line_too() -> None:
     assert "CapacityError" in table(Report(PLAN, [Outcome(0, error="CapacityError: all rows are leased")]))
 
 
+def test_callers_who_come_and_go_stay_as_long_as_the_churn_says_and_never_beyond_the_end() -> None:
+    random = Random(1)
+    coming_and_going = replace(PLAN, churn=0.1)
+    stays = [_stay(coming_and_going, random, 375) for _ in range(300)]
+    assert SHORTEST_STAY == min(stays) and max(stays) == 375
+    assert _stay(coming_and_going, random, SHORTEST_STAY) == SHORTEST_STAY
+    assert _stay(PLAN, random, 375) == 375
+
+
+def test_the_summary_counts_who_was_refused_and_shows_the_worst() -> None:
+    met = [outcome(), outcome(gap_s=0.25), Outcome(0, error="CapacityError: all rows are leased")]
+    text = "\n".join(summary(met))
+    assert "3 calls, 1 of them refused; 750 of 750 frames heard" in text
+    assert "250 ms" in next(line for line in text.splitlines() if "longest gap" in line)
+
+
 @pytest.mark.slow
 def test_two_callers_of_an_echo_hear_all_they_are_due(tmp_path: Path) -> None:
     numbers = tmp_path / "run.json"
@@ -86,3 +116,14 @@ def test_two_callers_of_an_echo_hear_all_they_are_due(tmp_path: Path) -> None:
     callers = json.loads(numbers.read_text())["callers"]
     assert [caller["counted"]["due"] for caller in callers] == [50, 50]
     assert all(caller["echo_s"] < 1 for caller in callers)
+
+
+@pytest.mark.slow
+def test_callers_who_come_and_go_at_two_workers_are_all_counted(tmp_path: Path) -> None:
+    numbers = tmp_path / "run.json"
+    command = [sys.executable, "scripts/stress_peers.py", "--peers", "4", "--frames", "100", "--model", "echo"]
+    options = ["--together", "2", "--ramp", "8", "--churn", "0.4", "--media-workers", "2", "--json", str(numbers)]
+    subprocess.run([*command, *options], cwd=ROOT, check=False)
+    callers = json.loads(numbers.read_text())["callers"]
+    assert {caller["caller"] for caller in callers} == {0, 1, 2, 3}
+    assert len(callers) > 4 and all(caller["error"] is None for caller in callers)
