@@ -18,10 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+import torch
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
-from scripts.train_tiny import calls, sound
+from scripts.train_tiny import calls, sound, whole
+from scripts.train_tiny.codes import CODEC_KEYS, agent_sounds, load_tables
+from scripts.train_tiny.decoder import mel_bands
 from scripts.train_tiny.dialogue import Turn
 from scripts.train_tiny.semantic import edit_distance
 from scripts.train_tiny.sentences import (
@@ -307,7 +310,30 @@ def quiet_lines(runner: PersonaPlexRunner, minutes: float, seed: int) -> dict[st
     }
 
 
-def greetings(runner: PersonaPlexRunner, seeds: Sequence[int], tries: int = 40) -> dict[str, object]:
+class Speakers:
+    """Tells the agent's voices apart by their long-term spectrum, against the synthesisers' own."""
+
+    def __init__(self, work: Work) -> None:
+        self._spectra = {
+            voice: spectrum(np.concatenate([*agent_sounds(work, voice).values()])) for voice in AGENT_VOICES
+        }
+
+    def whose(self, pcm: Sound) -> str:
+        found = spectrum(pcm)
+        return max(self._spectra, key=lambda voice: float(np.corrcoef(self._spectra[voice], found)[0, 1]))
+
+
+def spectrum(pcm: Sound) -> NDArray[np.float64]:
+    """Mean of the logarithmic mel spectrum of what is loud, [80]."""
+    windows = pcm[: len(pcm) // 1024 * 1024].reshape(-1, 1024).astype(np.float64)
+    loud = windows[np.sqrt((windows**2).mean(1)) > 0.03]
+    power = np.abs(np.fft.rfft(loud * np.hanning(1024)))
+    return np.asarray(np.log10(power @ mel_bands(1024, 80).numpy().T + 1e-4).mean(0))
+
+
+def greetings(
+    runner: PersonaPlexRunner, speakers: Speakers, seeds: Sequence[int], tries: int = 40
+) -> dict[str, object]:
     """Silent lines of 8 s in every voice and role: greeted in time, whole, once; in which voice, in which role."""
     figures: Counter[str] = Counter()
     starts: list[float] = []
@@ -325,7 +351,7 @@ def greetings(runner: PersonaPlexRunner, seeds: Sequence[int], tries: int = 40) 
             figures["once"] += len(said) == 1
             figures["whole"] += bool(said) and said[0] in GREETINGS[wish.role]
             figures["role"] += bool(said) and closest(said[0]) in GREETINGS[wish.role]
-            figures["voice"] += bool(said) and speaker(heard.pcm) == wish.voice
+            figures["voice"] += bool(said) and speakers.whose(heard.pcm) == wish.voice
             starts += [heard.utterances[0].start * FRAME_S] if said else []
         number += len(wishes)
     calls_made = figures.pop("calls")
@@ -333,28 +359,8 @@ def greetings(runner: PersonaPlexRunner, seeds: Sequence[int], tries: int = 40) 
     return {"calls": calls_made, **share, "start_median_s": float(np.median(starts)) if starts else None}
 
 
-def speaker(pcm: Sound) -> str:
-    """Which of the two voices this is, by its pitch: the man's lies below 155 Hz."""
-    pitches = []
-    for start in range(0, len(pcm) - 1200, 600):
-        piece = pcm[start : start + 1200]
-        if np.sqrt((piece**2).mean()) < 0.03:
-            continue
-        correlation = np.correlate(piece, piece, "full")[1199:]
-        lags = slice(RATE // 400, RATE // 70)
-        best = int(np.argmax(correlation[lags])) + RATE // 400
-        if correlation[best] > 0.5 * correlation[0]:
-            pitches.append(RATE / best)
-    return "joe" if pitches and float(np.median(pitches)) < 155 else "heart"
-
-
 def codec_figures(work: Work) -> dict[str, object]:
     """The agent's sentences through the shipped codec: open word error rate against the originals'."""
-    import torch
-
-    from scripts.train_tiny import whole
-    from scripts.train_tiny.codes import CODEC_KEYS, agent_sounds, load_tables
-
     weights = {name: tensor.float() for name, tensor in torch.load(work.path("codec.pt")).items()}
     tables, recognise = load_tables(work), recogniser()
     figures: dict[str, object] = {}
@@ -463,7 +469,7 @@ def main() -> int:
     else:
         work = Work(options.work)
         sections = {
-            "greetings": lambda: greetings(runner, options.seeds),
+            "greetings": lambda: greetings(runner, Speakers(work), options.seeds),
             "turns": lambda: turn_taking(runner, CallerPool(work), options.turns, options.seeds),
             "quiet": lambda: quiet_lines(runner, options.minutes, options.seeds[0]),
             "codec": lambda: codec_figures(work),

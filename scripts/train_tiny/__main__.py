@@ -20,6 +20,7 @@ STAGES: tuple[Stage, ...] = (
     ("windows", "windows.pt", semantic.make_windows),
     ("semantic", "codec_frozen.pt", semantic.train),
     ("tables", "tables.pt", codes.make_tables),
+    ("unseen", "unseen.pt", codes.make_unseen_tracks),
     ("tracks", "tracks/done", codes.make_tracks),
     ("decoder", "decoder.done", decoder.train),
     ("lm", "lm.pt", lm.train),

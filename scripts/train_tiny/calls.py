@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scripts.train_tiny import sound
 from scripts.train_tiny.dialogue import Act, Turn
 from scripts.train_tiny.sentences import CALLER, FALLBACK
-from scripts.train_tiny.voices import RATE, CallerPool, Sound
+from scripts.train_tiny.voices import RATE, CallerPool, Sound, shift
 
 FRAME = 1920
 
@@ -31,7 +31,7 @@ class Callers:
     """Makes calls out of the pool: one voice family a call, so that voices differ between calls as people do."""
 
     def __init__(self, pool: CallerPool, unseen: bool = False) -> None:
-        self._pool = pool
+        self._pool, self._unseen = pool, unseen
         self._by_intent: dict[str, list[int]] = {intent: [] for intent in CALLER}
         for index, clip in enumerate(pool.clips):
             if clip.unseen == unseen:
@@ -69,7 +69,11 @@ class Callers:
         return np.concatenate(joined), intent
 
     def _clip(self, intent: str, rng: np.random.Generator) -> Sound:
-        return self._pool.sound(int(rng.choice(self._by_intent[intent]))) * sound.decibels(rng.uniform(-4, 2))
+        """A clip a little louder or quieter, and in training of a somewhat larger or smaller speaker."""
+        clip = self._pool.sound(int(rng.choice(self._by_intent[intent])))
+        if not self._unseen:
+            clip = shift(clip, float(np.exp(rng.uniform(-0.1, 0.1))))
+        return clip * sound.decibels(rng.uniform(-4, 2))
 
     def _first_gap(self, rng: np.random.Generator, gaps: tuple[float, float] | None) -> float:
         if gaps is None and rng.random() < 0.07:

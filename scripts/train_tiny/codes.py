@@ -138,9 +138,9 @@ def spread(text: str, frames: int) -> NDArray[np.int64]:
 class TrackMaker:
     """Calls by callers of the pool, as the frozen encoder hears them."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, unseen: bool = False) -> None:
         self._weights, self._tables = load_codec(work), load_tables(work)
-        self._callers = calls.Callers(CallerPool(work))
+        self._callers = calls.Callers(CallerPool(work), unseen)
         self._sounds = {voice: agent_sounds(work, voice) for voice in AGENT_VOICES}
 
     def make(self, index: int) -> Track:
@@ -154,6 +154,12 @@ class TrackMaker:
         acts = play(Teacher(role, self._tables.lengths(voice), rng), call.voiced, call.turns)
         line = line + calls.echo(calls.said(acts, self._sounds[voice]), rng)
         return Track(encode(self._weights, line), call.voiced, call.turns, role, voice, tuple(acts))
+
+
+def make_unseen_tracks(work: Work, count: int = 24) -> None:
+    """Stage: `unseen.pt`, calls by the voices of the evaluation, to watch the language model by."""
+    maker = TrackMaker(work, unseen=True)
+    torch.save([maker.make(index) for index in range(work.scale(count, 2))], work.path("unseen.pt"))
 
 
 def make_tracks(work: Work, count: int = 320, shard: int = 40) -> None:
@@ -175,9 +181,9 @@ def load_tables(work: Work) -> Tables:
     return tables
 
 
-def load_tracks(work: Work) -> list[Track]:
+def load_tracks(work: Work, names: str = "tracks/*.pt") -> list[Track]:
     """All tracks that have been made so far."""
-    shards = sorted(work.path("tracks").glob("*.pt"))
+    shards = sorted(work.root.glob(names))
     return [track for shard in shards for track in torch.load(shard, weights_only=False)]
 
 

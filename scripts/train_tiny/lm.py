@@ -56,6 +56,8 @@ class Sample:
     prompt: int
     sounding: NDArray[np.bool_]  # [P + F] the depformer has something to learn here
     intents: NDArray[np.int64]  # [P + F] meaning of the turn that just ended, or IGNORED
+    role: int
+    voice: int
 
 
 def new_weights(sizes: Sizes, generator: torch.Generator) -> Weights:
@@ -105,7 +107,7 @@ class Samples:
     def __init__(
         self, tables: Tables, tracks: Sequence[Track], tokenizer: SentencePieceProcessor, sizes: Sizes
     ) -> None:
-        self._tables, self.tracks, self._tokenizer, self._sizes = tables, tracks, tokenizer, sizes
+        self._tables, self.tracks, self.tokenizer, self._sizes = tables, tracks, tokenizer, sizes
         self._words = len(pieces())
         self._word_ids = [index for index, piece in enumerate(pieces()) if index > 4 and not _of_a_hotel(piece)]
 
@@ -141,12 +143,12 @@ class Samples:
             words = [self._any_word(rng) for _ in range(int(rng.integers(0, 30)))]
         else:
             texts = HOTEL_PROMPTS if role == "hotel" else ASSISTANT_PROMPTS
-            words = self._tokenizer.encode(texts[int(rng.integers(len(texts)))])
+            words = self.tokenizer.encode(texts[int(rng.integers(len(texts)))])
             for _ in range(int(rng.integers(0, 12)) if rng.random() < 0.5 else 0):
                 words.insert(int(rng.integers(len(words) + 1)), self._any_word(rng))
         if not words:
             return []
-        tag = self._tokenizer.piece_to_id("\u2581" + SYSTEM_TAG)
+        tag = self.tokenizer.piece_to_id("\u2581" + SYSTEM_TAG)
         return [tag, *words, tag]
 
     def _any_word(self, rng: np.random.Generator) -> int:
@@ -178,14 +180,15 @@ class Samples:
         near[1:] |= changes
         near[2:] |= changes[:-1]
         near[:prompt] = False
-        return Sample(columns, prompt, near, self._meanings(track, prompt, len(text)))
+        meanings = self._meanings(track, prompt, len(text))
+        return Sample(columns, prompt, near, meanings, ROLES.index(role), AGENT_VOICES.index(voice))
 
     def _word(self, voice: str, act: Act) -> int | None:
         if act.sentence is None:
             return None
         starts = self._tables.words[voice][act.sentence]
         hits = np.flatnonzero(starts == act.frame)
-        return None if not len(hits) else self._tokenizer.encode(act.sentence)[int(hits[0])]
+        return None if not len(hits) else self.tokenizer.encode(act.sentence)[int(hits[0])]
 
     def _meanings(self, track: Track, prompt: int, length: int) -> NDArray[np.int64]:
         meanings = np.full(length, IGNORED)
@@ -209,6 +212,8 @@ class Batch:
     live: Tensor  # bool [B, T]
     sounding: Tensor  # bool [B, T]
     intents: Tensor  # [B, T]
+    roles: Tensor  # [B]
+    voices: Tensor  # [B]
 
 
 def stacked(samples: Sequence[Sample], sizes: Sizes, rng: np.random.Generator) -> Batch:
@@ -225,20 +230,22 @@ def stacked(samples: Sequence[Sample], sizes: Sizes, rng: np.random.Generator) -
     sounding = padded([sample.sounding.astype(np.int64) for sample in samples], 0).astype(bool)
     sounding |= live & (rng.random(live.shape) < 0.1)
     intents = padded([sample.intents for sample in samples], IGNORED)
-    return Batch(*map(torch.from_numpy, (_blurred(targets, live, sizes, rng), targets, live, sounding & live, intents)))
+    roles, voices = np.array([sample.role for sample in samples]), np.array([sample.voice for sample in samples])
+    fed = _blurred(targets, live, sizes, rng)
+    return Batch(*map(torch.from_numpy, (fed, targets, live, sounding & live, intents, roles, voices)))
 
 
 def _blurred(
     columns: NDArray[np.int64], live: NDArray[np.bool_], sizes: Sizes, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """What the model is fed: 3 % wrong codes of the agent, so that it recovers from its own slips; 4 % of the caller's
-    wrong and one acoustic codebook in seven hidden, so that it rests on no single one."""
+    """What the model is fed: 3 % wrong codes of the agent, so that it recovers from its own slips; 8 % of the caller's
+    wrong and a third of the acoustic codebooks hidden for a whole call, so that it rests on no single one."""
     fed = columns.copy()
     wrong = rng.integers(0, sizes.card, columns.shape)
     chance = rng.random(columns.shape)
-    limit = np.array([0.0] + [0.03] * 8 + [0.04] * 8) * live[..., None]
+    limit = np.array([0.0] + [0.03] * 8 + [0.08] * 8) * live[..., None]
     np.copyto(fed, wrong, where=chance < limit)
-    hidden = rng.random((len(columns), 1, 17)) < np.array([0.0] * 10 + [0.15] * 7)
+    hidden = rng.random((len(columns), 1, 17)) < np.array([0.0] * 10 + [0.3] * 7)
     fed[np.broadcast_to(hidden & live[..., None], fed.shape)] = -1
     return fed
 
@@ -254,15 +261,17 @@ class Losses:
     semantic: Tensor
     acoustic: Tensor
     intent: Tensor
+    prompt: Tensor
     text_right: float
     intent_right: float
+    prompt_right: float
 
     def figures(self) -> dict[str, float]:
         named = {field.name: torch.as_tensor(getattr(self, field.name)) for field in fields(self)}
         return {name: round(float(value.detach()), 4) for name, value in named.items()}
 
     def total(self) -> Tensor:
-        return self.text + 2 * self.semantic + self.acoustic + 0.5 * self.intent
+        return self.text + 2 * self.semantic + self.acoustic + 0.5 * self.intent + 0.5 * self.prompt
 
 
 def losses(w: whole.Weights, judge: nn.Linear, batch: Batch, sizes: Sizes) -> Losses:
@@ -280,22 +289,49 @@ def losses(w: whole.Weights, judge: nn.Linear, batch: Batch, sizes: Sizes) -> Lo
         logits.reshape(-1, sizes.card), column[:, 1:9].reshape(-1), reduction="none", ignore_index=sizes.card
     ).view(-1, 8)
     asked = batch.intents != IGNORED
-    meaning = judge(h[asked]).float()
+    meaning = judge(h[asked])[:, : len(INTENTS)].float()
+    prompt_loss, prompt_right = _prompt_heard(judge(h[batch.live])[:, len(INTENTS) :].float(), batch)
     intent_loss = F.cross_entropy(meaning, batch.intents[asked]) if asked.any() else text_loss.new_zeros(())
     return Losses(
         text_loss,
         code_losses[:, 0].mean(),
         code_losses[:, 1:].mean(),
         intent_loss,
+        prompt_loss,
         float((text_logits.argmax(-1) == text)[~silent].float().mean()),
         float((meaning.argmax(-1) == batch.intents[asked]).float().mean()) if asked.any() else 0.0,
+        prompt_right,
     )
+
+
+def _prompt_heard(logits: Tensor, batch: Batch) -> tuple[Tensor, float]:
+    """Loss of telling role and voice at every live column, and how often both are told rightly."""
+    owner = batch.live.nonzero()[:, 0]
+    roles, voices = batch.roles[owner], batch.voices[owner]
+    role, voice = logits.split([len(ROLES), len(AGENT_VOICES)], 1)
+    right = (role.argmax(1) == roles) & (voice.argmax(1) == voices)
+    return F.cross_entropy(role, roles) + F.cross_entropy(voice, voices), float(right.float().mean())
 
 
 def drawn(samples: Samples, sizes: Sizes, count: int, seed: int) -> Iterator[Batch]:
     rng = np.random.default_rng(seed)
     while True:
         yield stacked([samples.draw(rng) for _ in range(count)], sizes, rng)
+
+
+@torch.no_grad()
+def _unseen(w: whole.Weights, judge: nn.Linear, samples: Samples, sizes: Sizes) -> float:
+    """How often a turn of the evaluation's voices is understood, told at each frame just after it."""
+    rng = np.random.default_rng(SEED)
+    right, total = 0.0, 0
+    for _ in range(3):
+        batch = stacked([samples.draw(rng) for _ in range(8)], sizes, rng)
+        asked = batch.intents != IGNORED
+        with torch.autocast("cpu", torch.bfloat16):
+            meaning = judge(whole.temporal(w, batch.targets, sizes.heads, sizes.keys)[asked])
+        right += float((meaning[:, : len(INTENTS)].argmax(-1) == batch.intents[asked]).sum())
+        total += int(asked.sum())
+    return right / max(1, total)
 
 
 def rate(step: int, steps: int) -> float:
@@ -309,8 +345,9 @@ def train(work: Work, steps: int = 6000, batch: int = 4, peak: float = 1.2e-3) -
     sizes = Sizes()
     torch.manual_seed(SEED)
     weights = {k: nn.Parameter(v) for k, v in new_weights(sizes, torch.Generator().manual_seed(SEED)).items()}
-    judge = nn.Linear(sizes.dim, len(INTENTS))
+    judge = nn.Linear(sizes.dim, len(INTENTS) + len(ROLES) + len(AGENT_VOICES))
     samples = Samples(load_tables(work), load_tracks(work), write_tokenizer(work.path("tokenizer.model")), sizes)
+    unseen = Samples(load_tables(work), load_tracks(work, "unseen.pt"), samples.tokenizer, sizes)
     matrices = [p for p in weights.values() if p.dim() == 2]
     others = [p for p in [*weights.values(), *judge.parameters()] if p.dim() != 2 or p is judge.weight]
     optimiser = torch.optim.AdamW(
@@ -330,6 +367,8 @@ def train(work: Work, steps: int = 6000, batch: int = 4, peak: float = 1.2e-3) -
         optimiser.step()
         if step % 50 == 49 or step == steps - 1:
             samples.tracks = load_tracks(work)  # there may be more by now
+            if step % 200 == 199 and unseen.tracks:
+                work.note("lm_unseen", step=step + 1, intent_right=_unseen(weights, judge, unseen, sizes))
             checkpoints.save(step + 1, weights, {"optimiser": optimiser, "judge": judge})
             figures = found.figures()
             work.note("lm", step=step + 1, **figures)
