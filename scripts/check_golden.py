@@ -26,7 +26,7 @@ if __name__ == "__main__":
 from webrtc_duplex.model.config import LMConfig, MimiConfig  # noqa: E402
 from webrtc_duplex.model.depformer import Choose  # noqa: E402
 from webrtc_duplex.model.mimi import Mimi, MimiState  # noqa: E402
-from webrtc_duplex.model.personaplex import LM, Hints, LMState  # noqa: E402
+from webrtc_duplex.model.personaplex import LM, LMState  # noqa: E402
 from webrtc_duplex.model.prompts import (  # noqa: E402
     PromptColumns,
     Voice,
@@ -35,7 +35,7 @@ from webrtc_duplex.model.prompts import (  # noqa: E402
     bare_start,
     system_prompt,
 )
-from webrtc_duplex.model.streaming import tensors, zero_row  # noqa: E402
+from webrtc_duplex.model.streaming import Hints, tensors, zero_row  # noqa: E402
 from webrtc_duplex.model.tensor_file import TensorFile, fill  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -11,6 +11,7 @@ from tests.small_model import MIMI_CONFIG, small_model, speech
 from webrtc_duplex.errors import CheckpointError
 from webrtc_duplex.model.config import MimiConfig
 from webrtc_duplex.model.mimi import LONG, CausalConv, CausalUpConv, Mimi, Taps, elu
+from webrtc_duplex.model.streaming import Hints
 
 CPU = torch.device("cpu")
 
@@ -79,6 +80,22 @@ def test_a_recording_is_a_stream_of_its_own_with_its_last_frame_filled_up() -> N
     assert codes.shape == (8, 4)
     assert torch.equal(mimi.encode_stream(pcm), codes), "nothing is remembered from one to the next"
     assert torch.equal(mimi.encode_stream(pcm[:1920])[:, 0], codes[:, 0])
+
+
+@pytest.mark.parametrize("served", [1, 2, 3, 4])
+def test_lanes_that_serve_no_row_are_spared_and_no_bit_of_the_others_differs(served: int) -> None:
+    mimi = small_model().mimi
+    pcm = torch.from_numpy(speech(12, seed=2)).view(3, 4, 1920) / 32768.0
+
+    def run(lanes: int | None) -> Tensor:
+        state, rows = mimi.allocate(4), torch.tensor([0, 1, 2, 3])
+        rows[served:] = 4
+        hints = Hints(lanes=lanes)
+        latents = [mimi.encoder.run(frame, state.encoder, rows, hints) for frame in pcm]
+        sound = [mimi.decoder.run(latent, state.decoder, rows, hints) for latent in latents]
+        return torch.cat([*latents, *sound], dim=1)[:served]
+
+    assert torch.equal(run(served), run(None))
 
 
 def test_encoder_and_decoder_advance_apart() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 from tests.small_model import LM_CONFIG, SmallPrompts, small_model
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.config import SamplingConfig
-from webrtc_duplex.model.personaplex import AGENT, CALLER, DELAYS, LM, Hints, LMState, to_int16
+from webrtc_duplex.model.personaplex import AGENT, CALLER, DELAYS, LM, LMState, to_int16
 from webrtc_duplex.model.prompts import PromptColumns, bare_start
-from webrtc_duplex.model.streaming import tensors
+from webrtc_duplex.model.streaming import Hints, tensors
 
 MODEL = small_model()
 PROMPTS = SmallPrompts()

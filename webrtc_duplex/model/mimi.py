@@ -19,7 +19,7 @@ from torch.nn import functional
 from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.model.config import CODEBOOKS, MimiConfig
 from webrtc_duplex.model.kernels import ops
-from webrtc_duplex.model.streaming import Ring, Window, open_window, rope_frequencies
+from webrtc_duplex.model.streaming import NO_HINTS, Hints, Ring, Window, open_window, rope_frequencies
 from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, under, vector
 
 LATENTS = 2
@@ -90,12 +90,21 @@ class Taps:
         """Write what the lanes remember back to their rows."""
         state.taps.index_copy_(0, rows, self._lanes)
 
-    def by_groups(self, x: Tensor, run: Callable[[Tensor, "Taps"], Tensor]) -> Tensor:
-        """run(x, taps) for a few lanes at a time, so that wide layers' activations stay in the cache of a CPU."""
-        size = GROUP if x.device.type == "cpu" else len(x)
-        groups = [Taps(lanes, self._used) for lanes in torch.split(self._lanes, size)]
-        parts = [run(part, group) for part, group in zip(torch.split(x, size), groups, strict=True)]
+    def by_groups(self, x: Tensor, served: int | None, run: Callable[[Tensor, "Taps"], Tensor]) -> Tensor:
+        """run(x, taps) for a few lanes at a time, so that long layers' activations stay in the cache of a CPU.
+
+        Groups of lanes that serve no row (those from `served` on) are left out, and their result is 0: each lane's
+        products are its own here, so that the others' bits do not depend on them. All groups are of one size, as a
+        product of a single lane is rounded in another way.
+        """
+        size = min(GROUP, len(x)) if x.device.type == "cpu" else len(x)
+        lanes = slice(None if served is None else -(-max(served, 1) // size) * size)
+        groups = [Taps(part, self._used) for part in torch.split(self._lanes[lanes], size)]
+        parts = [run(part, group) for part, group in zip(torch.split(x[lanes], size), groups, strict=True)]
         self._used = groups[0]._used
+        padding = len(x) - sum(map(len, parts))
+        if padding:
+            parts.append(parts[0].new_zeros(padding, *parts[0].shape[1:]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def pad(self, x: Tensor, columns: int, activate: bool = True) -> Tensor:
@@ -340,9 +349,9 @@ class CodecTransformer(nn.Module):
         frequencies = rope_frequencies(config.head_width, config.max_period, device)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
-    def run(self, x: Tensor, state: CodecState, rows: Tensor, frames: int | None) -> None:
-        """Run x [B, 2, D] through the layers in place; no listed row is older than `frames`, this one included."""
-        used = None if frames is None else LATENTS * frames
+    def run(self, x: Tensor, state: CodecState, rows: Tensor, hints: Hints) -> None:
+        """Run x [B, 2, D] through the layers in place."""
+        used = None if hints.frames is None else LATENTS * hints.frames
         window = open_window(state.position, rows, LATENTS, state.rings[0], self.frequencies, used)
         for layer, ring in zip(self.layers, state.rings, strict=True):
             layer.run(x, window, ring)
@@ -377,15 +386,15 @@ class Encoder(nn.Module):
         past = DOWNSAMPLE_KERNEL - LATENTS
         return sum(conv.taps for conv in self.modules() if isinstance(conv, CausalConv)) + past * self.last.wide
 
-    def run(self, pcm: Tensor, state: CodecState, rows: Tensor, frames: int | None = None) -> Tensor:
-        """pcm f32 [B, 1920], -1 to 1 -> latent [B, D]; `frames`: see `CodecTransformer.run`."""
+    def run(self, pcm: Tensor, state: CodecState, rows: Tensor, hints: Hints = NO_HINTS) -> Tensor:
+        """pcm f32 [B, 1920], -1 to 1 -> latent [B, D]"""
         taps = Taps.of_rows(state, rows)
         fresh = state.position.index_select(0, rows) == 0
-        x = taps.by_groups(pcm[:, :, None], self._run_long)
+        x = taps.by_groups(pcm[:, :, None], hints.lanes, self._run_long)
         for stage in self._short:
             x = stage.run(x, taps)
         x = self.last.run(taps.pad(x, self.last.past))  # [B, 2, D]
-        self.transformer.run(x, state, rows, frames)
+        self.transformer.run(x, state, rows, hints)
         x = taps.pad_first(x, DOWNSAMPLE_KERNEL - LATENTS, fresh)
         taps.store(state, rows)
         return functional.linear(x.flatten(1), self.downsample)
@@ -433,16 +442,16 @@ class Decoder(nn.Module):
         convs = (conv for conv in self.modules() if isinstance(conv, CausalConv | CausalUpConv))
         return self.first.narrow + sum(conv.taps for conv in convs)
 
-    def run(self, latent: Tensor, state: CodecState, rows: Tensor, frames: int | None = None) -> Tensor:
-        """latent [B, D] -> pcm f32 [B, 1920]; `frames`: see `CodecTransformer.run`."""
+    def run(self, latent: Tensor, state: CodecState, rows: Tensor, hints: Hints = NO_HINTS) -> Tensor:
+        """latent [B, D] -> pcm f32 [B, 1920]"""
         taps = Taps.of_rows(state, rows)
         past, now = taps.pad(latent[:, None], 1, activate=False).chunk(2, dim=1)  # [B, 1, D] each
         x = past * self.upsample[0] + now * self.upsample[1]  # [B, 2, D]
-        self.transformer.run(x, state, rows, frames)
+        self.transformer.run(x, state, rows, hints)
         x = self.first.run(taps.pad(x, self.first.past, activate=False))
         for stage in self._short:
             x = stage.run(x, taps)
-        x = taps.by_groups(x, self._run_long)
+        x = taps.by_groups(x, hints.lanes, self._run_long)
         taps.store(state, rows)
         return x.squeeze(2)
 
@@ -559,9 +568,9 @@ class Mimi(nn.Module):
         """pcm f32 [B, 1920], one frame of each listed row -> codes int64 [B, 8]"""
         return self.quantizer.encode(self.encoder.run(pcm, state.encoder, rows))
 
-    def decode(self, codes: Tensor, state: MimiState, rows: Tensor, frames: int | None = None) -> Tensor:
+    def decode(self, codes: Tensor, state: MimiState, rows: Tensor, hints: Hints = NO_HINTS) -> Tensor:
         """codes int64 [B, 8], one frame of each listed row -> pcm f32 [B, 1920]"""
-        return self.decoder.run(self.quantizer.decode(codes), state.decoder, rows, frames)
+        return self.decoder.run(self.quantizer.decode(codes), state.decoder, rows, hints)
 
     def encode_stream(self, pcm: Tensor) -> Tensor:
         """A whole recording, f32 [n], as a stream of its own: codes int64 [8, frames], the last frame zero-padded."""

@@ -26,6 +26,7 @@ from webrtc_duplex.model.depformer import Depformer
 from webrtc_duplex.model.mimi import Mimi, MimiState
 from webrtc_duplex.model.prompts import PromptColumns
 from webrtc_duplex.model.sampling import Choice, Greedy, SamplerState, draws
+from webrtc_duplex.model.streaming import NO_HINTS, Hints
 from webrtc_duplex.model.temporal import Temporal, TemporalState
 from webrtc_duplex.model.weights import Piece, under
 
@@ -78,21 +79,6 @@ class Thought:
     """[B, text card]"""
 
 
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What the host knows of the listed rows, so that a step can do less; no hint changes a bit of what is said."""
-
-    greedy: bool = False
-    """All of them are greedy: no noise is made."""
-    columns: int | None = None
-    """None of them has heard more columns than that, with this step's; prompt included."""
-    frames: int | None = None
-    """None of them has heard or said more frames than that, with this step's."""
-
-
-NO_HINTS = Hints()
-
-
 class LM(nn.Module):
     """The language model; its weights are uninitialised until the pieces are loaded."""
 
@@ -127,7 +113,7 @@ class LM(nn.Module):
 
     def answer(self, column: Tensor, rows: Tensor, state: LMState, hints: Hints = NO_HINTS) -> Answer:
         """Hear a column [B, 17], choose the next one's own tokens, and with them complete a frame."""
-        hidden = self.temporal.step(column, state.temporal, rows, hints.columns)
+        hidden = self.temporal.step(column, state.temporal, rows, hints)
         own, best = self._choose(self.consider(hidden), rows, state, CODEBOOKS, hints.greedy)
         state.own.index_copy_(0, rows, own)
         return Answer(torch.where(self.late[AGENT], own[:, AGENT], column[:, AGENT]), hidden, best)
@@ -227,10 +213,10 @@ class PersonaPlex:
 
     def step(self, pcm: Tensor, rows: Tensor, state: ModelState, hints: Hints = NO_HINTS) -> Said:
         """One frame of each listed row: pcm int16 [B, 1920], rows int64 [B]. Their prompts must have been opened."""
-        latent = self.mimi.encoder.run(pcm / PCM_SCALE, state.mimi.encoder, rows, hints.frames)
+        latent = self.mimi.encoder.run(pcm / PCM_SCALE, state.mimi.encoder, rows, hints)
         column = self.lm.complete(self.mimi.quantizer.encode(latent), rows, state.lm)
         answer = self.lm.answer(column, rows, state.lm, hints)
-        sound = self.mimi.decode(answer.codes, state.mimi, rows, hints.frames)
+        sound = self.mimi.decode(answer.codes, state.mimi, rows, hints)
         finite = torch.cat([latent, answer.hidden.float(), answer.best, sound], dim=1).sum(1).isfinite()
         return Said(to_int16(sound), text=column[:, 0], codes=answer.codes, sound=finite)
 

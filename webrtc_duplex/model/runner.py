@@ -20,11 +20,11 @@ from webrtc_duplex.model.echo import EchoRunner
 from webrtc_duplex.model.hub import find_checkpoint
 from webrtc_duplex.model.memory import MemoryPlan, available_bytes, plan_memory
 from webrtc_duplex.model.mimi import LATENTS
-from webrtc_duplex.model.personaplex import NO_HINTS, Hints, ModelState, PersonaPlex, Said, Thought
+from webrtc_duplex.model.personaplex import ModelState, PersonaPlex, Said, Thought
 from webrtc_duplex.model.prompter import Prompter, Wish
 from webrtc_duplex.model.prompts import PromptColumns
 from webrtc_duplex.model.sampling import asked
-from webrtc_duplex.model.streaming import RowImage, zero_row
+from webrtc_duplex.model.streaming import NO_HINTS, Hints, RowImage, zero_row
 from webrtc_duplex.model.voices import read_voices
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class PersonaPlexRunner:
         count = len(rows)
         self._ages[rows] += 1
         columns, frames = self._ages[rows].max(axis=0).tolist()
-        hints = Hints(greedy=not self._hot[rows].any(), columns=columns, frames=frames)
+        hints = Hints(lanes=count, greedy=not self._hot[rows].any(), columns=columns, frames=frames)
         said = self._lanes_for(count).step(rows, pcm, hints)
         pcm_out, text, self.codes, sound = (part[:count].numpy().copy() for part in _parts(said))
         return pcm_out, text, sound

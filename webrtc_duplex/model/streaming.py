@@ -25,6 +25,23 @@ SPAN_STEP = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Hints:
+    """What the host knows of a step's lanes, so that the CPU can do less; no hint changes a bit of what is said."""
+
+    lanes: int | None = None
+    """Only the first so many serve a row; the others are padding."""
+    greedy: bool = False
+    """All of their rows are greedy: no noise is made."""
+    columns: int | None = None
+    """None of their rows has heard more columns than that, with this step's; prompt included."""
+    frames: int | None = None
+    """None of their rows has heard or said more frames than that, with this step's."""
+
+
+NO_HINTS = Hints()
+
+
+@dataclass(frozen=True, slots=True)
 class Ring:
     """Keys and values that one attention layer remembers: [rows + 1, H, C, d], keys already rotated."""
 

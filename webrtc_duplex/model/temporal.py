@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from webrtc_duplex.model.config import CODEBOOKS, LMConfig
 from webrtc_duplex.model.kernels import ops
-from webrtc_duplex.model.streaming import ChunkWindow, Ring, Window, open_window, rope_frequencies
+from webrtc_duplex.model.streaming import NO_HINTS, ChunkWindow, Hints, Ring, Window, open_window, rope_frequencies
 from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, under, vector
 
 NORM_EPSILON = 1e-8
@@ -117,10 +117,10 @@ class Temporal(nn.Module):
             total = total + embeddings[..., table, :]
         return total
 
-    def step(self, columns: Tensor, state: TemporalState, rows: Tensor, heard: int | None = None) -> Tensor:
-        """The next column [B, 17] of each listed row -> hidden [B, D]. None of them is older than `heard` columns."""
+    def step(self, columns: Tensor, state: TemporalState, rows: Tensor, hints: Hints = NO_HINTS) -> Tensor:
+        """The next column [B, 17] of each listed row -> hidden [B, D]."""
         x = self.embed(columns)[:, None]
-        window = open_window(state.position, rows, 1, state.rings[0], self.frequencies, heard)
+        window = open_window(state.position, rows, 1, state.rings[0], self.frequencies, hints.columns)
         hidden = self._run(x, window, state)
         state.position.index_add_(0, rows, torch.ones_like(rows))
         return hidden[:, 0]
