@@ -9,7 +9,17 @@ from torch import Tensor
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.config import LMConfig, SamplingConfig
-from webrtc_duplex.model.sampling import MAX_TOP_K, Draw, Greedy, SamplerState, asked, draws, philox, race_noise
+from webrtc_duplex.model.sampling import (
+    MAX_TOP_K,
+    Draw,
+    Greedy,
+    SamplerState,
+    asked,
+    draws,
+    philox,
+    race_noise,
+    to_noise,
+)
 
 CONFIG = LMConfig(text_card=40, card=300)
 
@@ -22,13 +32,23 @@ def draw(noise: Tensor, temperature: float, top_k: int) -> Draw:
         state.set_row(row, row, SamplingConfig(temperature, top_k, temperature, top_k))
     config = LMConfig(text_card=tokens, card=tokens)
     made, _ = draws(state, torch.arange(lanes), torch.zeros(lanes, dtype=torch.int64), 1, config)
+    assert isinstance(made, Draw)
     return Draw(noise if temperature else made.noise, made.inverse_temperature, made.rank, made.slack)
 
 
 def test_philox_gives_the_published_words() -> None:
     """The known answer of Random123 for a counter and a key of zeros."""
     zero = torch.zeros(1, dtype=torch.int64)
-    assert philox(zero, zero, zero).item() == 0x6627E8D5
+    words = [word.item() for word in philox(zero, zero, zero)]
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+
+
+@pytest.mark.parametrize("tokens", [1, 6, 8, 2048])
+def test_each_quarter_of_the_tokens_has_one_of_the_four_words(tokens: int) -> None:
+    quarter = -(-tokens // 4)
+    key = torch.tensor([[7 * 16 + 2]]), torch.tensor([[3]])
+    words = torch.cat(philox(torch.arange(quarter), *key), dim=1)[:, :tokens]
+    assert torch.equal(race_noise(torch.tensor([3]), torch.tensor([7]), 2, 1, tokens)[0], to_noise(words))
 
 
 def test_noise_depends_on_seed_frame_and_draw_and_on_nothing_else() -> None:
@@ -111,6 +131,7 @@ def test_rows_sample_each_in_their_own_way() -> None:
     rows = torch.tensor([2, 0])
     text, codes = draws(state, rows, torch.tensor([9, 9]), 8, CONFIG)
     assert len(codes) == 8
+    assert isinstance(text, Draw) and isinstance(codes[0], Draw) and isinstance(codes[3], Draw)
     assert text.inverse_temperature.flatten().tolist() == [2.0, 1.0]
     assert text.slack.flatten().tolist() == [-math.inf, 0.0]
     assert codes[0].rank.flatten().tolist() == [0, 19]

@@ -1,9 +1,10 @@
 """Sampling without a generator: the noise of a draw is a function of (call seed, frame, draw, token).
 
 A token is drawn among the top k by an exponential race: the winner is argmax(logit / T - log E), E exponential, which
-equals drawing from softmax(logits / T). The noise is Philox-4x32-10 with key (seed << 32 | frame * 16 + draw) and the
-token as counter, so it depends neither on neighbours nor on what else was drawn, and a row that is not stepped draws
-nothing. Draw 0 is the text, draw 1 + k codebook k. Tokens that tie with the k-th best are all kept.
+equals drawing from softmax(logits / T). The noise is Philox-4x32-10 with key (seed << 32 | frame * 16 + draw), so it
+depends neither on neighbours nor on what else was drawn, and a row that is not stepped draws nothing. Of V tokens,
+token w * ceil(V / 4) + c has word w of counter c. Draw 0 is the text, draw 1 + k codebook k. Tokens that tie with the
+k-th best are all kept.
 """
 
 import math
@@ -32,8 +33,9 @@ _WORD = 0xFFFFFFFF
 _TO_UNIT = 4.6566127342e-10
 """Just below 2^-31: 31 bits to a number in [0, 1), as Triton's `rand` does."""
 _LEAST = 2.0**-24
-_CACHED_WORDS = 1 << 14
-"""Words that Philox works on at once: six buffers of them fit the cache of a core, which is three times as fast."""
+_WORDS_A_COUNTER = 4
+_CACHED_COUNTERS = 1 << 14
+"""Counters that Philox works on at once: six buffers of them fit the cache of a core, which is three times as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +159,24 @@ def _draw(noise: Tensor, temperature: Tensor, top_k: Tensor, rows: Tensor) -> Dr
 def race_noise(seeds: Tensor, frames: Tensor, first: int, count: int, tokens: int) -> Tensor:
     """-log E of every token in draws first .. first + count - 1: seeds and frames int64 [B] -> [B, count, tokens]."""
     which = torch.arange(first, first + count, device=seeds.device)
-    low = (frames[:, None] * _DRAWS_A_FRAME + which)[..., None] & _WORD  # [B, count, 1]
-    high = seeds[:, None, None] & _WORD
-    counter = torch.arange(tokens, device=seeds.device)
-    at_once = max(1, _CACHED_WORDS // (len(seeds) * tokens)) if seeds.device.type == "cpu" else count
-    words = torch.cat([philox(counter, part, high) for part in torch.split(low, at_once, dim=1)], dim=1)
+    low = (frames[:, None] * _DRAWS_A_FRAME + which).view(-1, 1)  # [B * count, 1]; Philox masks it
+    high = seeds.repeat_interleave(count)[:, None]
+    counter = torch.arange(-(-tokens // _WORDS_A_COUNTER), device=seeds.device)
+    at_once = max(1, _CACHED_COUNTERS // len(counter)) if seeds.device.type == "cpu" else len(low)
+    keys = zip(torch.split(low, at_once), torch.split(high, at_once), strict=True)
+    noise = torch.cat([to_noise(torch.cat(philox(counter, *key), dim=1)) for key in keys])
+    return noise.view(len(seeds), count, -1)[..., :tokens]
+
+
+def to_noise(words: Tensor) -> Tensor:
+    """Words of 32 random bits to -log E of exponential E, that is to Gumbel noise, f32."""
     bits = torch.minimum(words, _WORD - words)  # 31 bits: the signed word, folded at 0
     uniform = (bits.float() * _TO_UNIT).clamp_min_(_LEAST)
     return uniform.log_().neg_().log_().neg_()
 
 
-def philox(counter: Tensor, key_low: Tensor, key_high: Tensor) -> Tensor:
-    """First word of Philox-4x32-10 of the counter (counter, 0, 0, 0); 32-bit words in int64, shapes broadcast.
+def philox(counter: Tensor, key_low: Tensor, key_high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The four words of Philox-4x32-10 of the counter (counter, 0, 0, 0); 32-bit words in int64, shapes broadcast.
 
     J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011. Products wrap in int64, and their bits are
     those of the unsigned ones. In place throughout: fresh memory for each of the 120 operations would cost twice.
@@ -184,7 +192,7 @@ def philox(counter: Tensor, key_low: Tensor, key_high: Tensor) -> Tensor:
         torch.bitwise_and(product2, _WORD, out=c1)
         torch.bitwise_and(product0, _WORD, out=c3)
         key_low, key_high = (key_low + _KEY_STEPS[0]) & _WORD, (key_high + _KEY_STEPS[1]) & _WORD
-    return c0
+    return c0, c1, c2, c3
 
 
 def asked(prompt: Prompt, default: SamplingConfig) -> SamplingConfig:

@@ -19,10 +19,10 @@ _LEAST = tl.constexpr(2.0**-24)
 def _ordered(x):
     """uint32 that order as the f32 numbers do; both zeros are one."""
     bits = (x + 0.0).to(tl.uint32, bitcast=True)
-    return tl.where(bits >> 31 == 1, ~bits, bits | 0x80000000)
+    return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["draw"])
 def _sample(
     logits, rows, frames, seeds, temperatures, top_ks, tokens, bests, draw,
     V: tl.constexpr, VP: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr
@@ -46,14 +46,16 @@ def _sample(
     inverse = tl.where(hot, tl.math.div_rn(1.0, tl.where(hot, temperature, 1.0)), 1.0)
     frame = tl.load(frames + lane)
     seed = (tl.load(seeds + row) << 32) | ((frame * 16 + draw) & 0xFFFFFFFF)
+    quarter: tl.constexpr = (V + 3) // 4  # of the tokens: each has one of the four words of its counter
     best = -float("inf")
     token = 0
     for start in range(0, VP, CHUNK):  # in pieces: all of it at once would not fit the registers
         j = start + tl.arange(0, CHUNK)
         y = tl.load(logits + lane.to(tl.int64) * V + j, mask=j < V, other=-float("inf")).to(tl.float32)
         zero = tl.zeros((CHUNK,), tl.uint32)
-        word, _, _, _ = tl.philox(seed.to(tl.uint64), j.to(tl.uint32), zero, zero, zero)
-        folded = tl.minimum(word, ~word).to(tl.int32).to(tl.float32)
+        word0, word1, word2, word3 = tl.philox(seed.to(tl.uint64), (j % quarter).to(tl.uint32), zero, zero, zero)
+        word = tl.where(j < 2 * quarter, tl.where(j < quarter, word0, word1), tl.where(j < 3 * quarter, word2, word3))
+        folded = tl.minimum(word, word ^ 0xFFFFFFFF).to(tl.int32).to(tl.float32)
         noise = -tl.log(-tl.log(tl.maximum(folded * _TO_UNIT, _LEAST)))
         race = tl.where(hot, noise, 0.0) + y * inverse
         race = tl.where((j < V) & (y == y) & (_ordered(y) >= threshold), race, -float("inf"))
