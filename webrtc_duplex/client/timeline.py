@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from webrtc_duplex.audio import CHUNK_S, CHUNKS_PER_FRAME, FRAME_S, Pcm
+from webrtc_duplex.media.jitter import signed
 
 LATE_S = 0.06
 """What a player's jitter buffer forgives. A packet later than this stalls it once; then it plays that much later."""
@@ -67,7 +68,7 @@ class Unwrapper:
     def place(self, timestamp: int) -> float:
         """Seconds since the first timestamp; negative for a packet from before it."""
         if self._last is not None:
-            self._ticks += (timestamp - self._last + 2**31) % 2**32 - 2**31
+            self._ticks += signed(timestamp - self._last, 32)
         self._last = timestamp
         return self._ticks / self._clock_rate
 

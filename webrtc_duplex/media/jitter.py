@@ -161,7 +161,7 @@ class JitterBuffer:
         """Take a packet that has just come; duplicates, late and foreign ones are harmless."""
         if not self._is_of_this_stream(packet, now):
             return
-        if _signed(packet.sequence - self._next_sequence, 16) < 0 or packet.sequence in self._held:
+        if signed(packet.sequence - self._next_sequence, 16) < 0 or packet.sequence in self._held:
             self._count_useless(packet.sequence)
             return
         self.counters.received += 1
@@ -178,7 +178,7 @@ class JitterBuffer:
                 self.counters.late += 1
                 return False
             self._begin_stream(packet, now)
-        elif abs(_signed(packet.sequence - self._next_sequence, 16)) > _RESTART_PACKETS:
+        elif abs(signed(packet.sequence - self._next_sequence, 16)) > _RESTART_PACKETS:
             if packet.sequence != self._stray_sequence:
                 self._stray_sequence = (packet.sequence + 1) & 0xFFFF
                 return False
@@ -225,7 +225,7 @@ class JitterBuffer:
 
     def _ahead(self, packet: Packet, decoder: Decoder) -> int:
         """Samples between the end of the queue and this packet, by its timestamp."""
-        return _signed(packet.timestamp - self._next_timestamp, 32) * SAMPLE_RATE // decoder.rtp_clock
+        return signed(packet.timestamp - self._next_timestamp, 32) * SAMPLE_RATE // decoder.rtp_clock
 
     # ---- holes and sound
 
@@ -554,7 +554,7 @@ class _SampleQueue:
         self._samples[self._start : self._start + len(pcm)] = pcm
 
 
-def _signed(difference: int, bits: int) -> int:
-    """The shorter way round between two numbers that wrap."""
+def signed(difference: int, bits: int) -> int:
+    """The shorter way round between two numbers of so many bits, which wrap: of sequences, of timestamps."""
     half = 1 << (bits - 1)
     return (difference + half) % (2 * half) - half

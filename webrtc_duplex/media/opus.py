@@ -20,9 +20,6 @@ from webrtc_duplex.errors import EngineError
 RTP_CLOCK = 48_000
 """Opus counts RTP time at 48 kHz, whatever it carries (RFC 7587)."""
 
-PLC_STEP_SAMPLES = SAMPLE_RATE // 400
-"""libopus conceals in steps of 2.5 ms."""
-
 _MAX_PACKET_SAMPLES = SAMPLE_RATE * 120 // 1000  # a packet holds at most 120 ms
 _MAX_PACKET_BYTES = 1275
 _DTX_BYTES = 2  # a packet of no more than this carries no sound: the sender rests (RFC 6716, 2.1.9)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from webrtc_duplex.audio import CHUNK_SAMPLES, SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.media import splice
-from webrtc_duplex.media.jitter import Decoder, Packet
+from webrtc_duplex.media.jitter import Decoder, Packet, signed
 
 RTP_CLOCK = 8000
 """All of them count RTP time at 8 kHz; G.722, which samples at 16 kHz, by an old mistake (RFC 3551, 4.5.2)."""
@@ -235,7 +235,7 @@ class Keys:
     def _since_last(self, timestamp: int) -> int | None:
         if self._timestamp is None:
             return None
-        return (timestamp - self._timestamp + 0x80000000) % 0x100000000 - 0x80000000
+        return signed(timestamp - self._timestamp, 32)
 
     def _goes_on(self, event: _Event, since: int) -> bool:
         """The same key: of the same beginning, or from where one that had not ended reached its limit."""
