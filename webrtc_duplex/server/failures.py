@@ -10,6 +10,7 @@ from aiohttp import web
 from webrtc_duplex.errors import CapacityError, DuplexError, EngineError
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.metrics import Metrics
+from webrtc_duplex.server.reading import SDP_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,6 @@ METRICS = web.AppKey("metrics", Metrics)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-SDP_TYPE = "application/sdp"
 RETRY_AFTER_S = 5.0
 """What a caller is told to wait where nobody knows better."""
 

@@ -4,6 +4,7 @@
 `EngineCollector` retells it. Durations are seconds, sizes bytes, as Prometheus has it.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -22,7 +23,6 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 JOIN_BOUNDS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 15)
 LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
-PACING_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 
 
 class Metrics:
@@ -75,11 +75,21 @@ class Metrics:
             registry=self.registry,
         )
 
+        Gauge("webrtc_duplex_tasks", "asyncio tasks", registry=self.registry).set_function(_tasks)
+
     def exposition(self, of_workers: Mapping[str, Iterable[Metric]] | None = None) -> bytes:
         """Everything, in Prometheus' text format, with what media workers have counted, by their names."""
         together = CollectorRegistry()
         together.register(_Together(self.registry.collect(), of_workers or {}))
         return generate_latest(together)
+
+
+def _tasks() -> int:
+    """Tasks of the event loop that asks."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
 
 
 class _Together(Collector):

@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesParser
-from typing import Final
 
 from aiohttp import web
 
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.server.realtime import Json
 
-SDP_TYPE: Final = "application/sdp"
-JSON_TYPE: Final = "application/json"
-FORM_TYPE: Final = "multipart/form-data"
-FRAGMENT_TYPE: Final = "application/trickle-ice-sdpfrag"
+SDP_TYPE = "application/sdp"
+JSON_TYPE = "application/json"
+FORM_TYPE = "multipart/form-data"
+FRAGMENT_TYPE = "application/trickle-ice-sdpfrag"
 
 SDP_BYTES = 64 * 1024
 JSON_BYTES = 256 * 1024
@@ -54,19 +53,18 @@ async def read_wish(request: web.Request) -> Wish:
     """
     session = read_query(request.query)
     queue_s, record = read_queue(request.query), request.query.get("record") == "true"
-    match request.content_type:
-        case "application/sdp":
-            return Wish(as_text(await read_body(request, SDP_BYTES)), session, None, queue_s, record)
-        case "application/json":
-            body = parse_json(await read_body(request, JSON_BYTES))
-            offer, resumes = read_offer(body)
-            session = {**session, **as_object(body, "session")}
-        case "multipart/form-data":
-            resumes = None
-            offer, in_form = await _read_form(request)
-            session = {**session, **in_form}
-        case other:
-            raise unsupported(other, f"{SDP_TYPE}, {JSON_TYPE} or {FORM_TYPE}")
+    resumes = None
+    if request.content_type == SDP_TYPE:
+        offer = as_text(await read_body(request, SDP_BYTES))
+    elif request.content_type == JSON_TYPE:
+        body = parse_json(await read_body(request, JSON_BYTES))
+        offer, resumes = read_offer(body)
+        session |= as_object(body, "session")
+    elif request.content_type == FORM_TYPE:
+        offer, in_form = await _read_form(request)
+        session |= in_form
+    else:
+        raise unsupported(request.content_type, f"{SDP_TYPE}, {JSON_TYPE} or {FORM_TYPE}")
     return Wish(offer, session, resumes, queue_s, record or session.get("recording") is True)
 
 
