@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from webrtc_duplex.audio import SAMPLE_RATE
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
 
@@ -38,7 +39,7 @@ def read_session(session: Mapping[str, Json], base: Prompt, card: ModelCard) -> 
 
 def session_object(call: str, prompt: Prompt, card: ModelCard) -> dict[str, Json]:
     """The session in force, as the API shows it."""
-    pcm: Json = {"type": "audio/pcm", "rate": 24_000}
+    pcm: Json = {"type": "audio/pcm", "rate": SAMPLE_RATE}
     return {
         "type": "realtime",
         "object": "realtime.session",

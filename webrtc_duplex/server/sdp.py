@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
+from webrtc_duplex.audio import SAMPLE_RATE
 from webrtc_duplex.errors import RequestError
 
 MAX_SECTIONS = 32
 MAX_CANDIDATES = 16
 """So many remote candidates are tried; a browser with two networks and TURN sends about ten."""
 
-OPUS_FORMAT = "minptime=10;useinbandfec=1;stereo=0;maxplaybackrate=24000"
+OPUS_FORMAT = f"minptime=10;useinbandfec=1;stereo=0;maxplaybackrate={SAMPLE_RATE}"
 """What we like to get: error correction (without this line Chrome sends none), mono, and no band above the model's."""
 
 VOICE_CODECS = {("opus", 48_000), ("g722", 8_000), ("pcmu", 8_000), ("pcma", 8_000)}
@@ -231,7 +232,8 @@ class Candidate:
 
 
 def _callable(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    plain = getattr(address, "ipv4_mapped", None) or address
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    plain = mapped or address
     never = plain.is_link_local or plain.is_multicast or plain.is_unspecified or plain in _METADATA_HOSTS
     return not never and plain != ipaddress.ip_address("255.255.255.255")
 
