@@ -23,7 +23,7 @@ Hello comes first on every connection, Stats about once a second.
 import io
 import pickle
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Self, cast
 
 from webrtc_duplex.errors import (
@@ -229,7 +229,7 @@ class Stepped:
     free_rows: int
     closed_because: str | None = None
     """Why no new call is admitted though rows may be free: sustained lateness, with its numbers."""
-    outputs: tuple[Output, ...] = field(default=())
+    outputs: tuple[Output, ...] = ()
 
     @property
     def admitting(self) -> bool:
