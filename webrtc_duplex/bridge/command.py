@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 from webrtc_duplex.bridge import controller
@@ -18,5 +20,13 @@ def add_bridge_command(commands: "argparse._SubParsersAction[argparse.ArgumentPa
 
 
 def _janus(options: argparse.Namespace) -> int:
-    asyncio.run(controller.run(BridgeSettings.read(options.table)))
+    asyncio.run(_until_told(BridgeSettings.read(options.table)))
     return 0
+
+
+async def _until_told(settings: BridgeSettings) -> None:
+    """Bridge until SIGTERM comes; calls are ended then, as they are at SIGINT."""
+    bridging = asyncio.create_task(controller.run(settings))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, bridging.cancel)
+    with suppress(asyncio.CancelledError):
+        await bridging

@@ -14,6 +14,7 @@ import aiohttp
 
 from webrtc_duplex.bridge.janus import JanusEvent, JanusHandle, JanusLostError, JanusRefusedError, JanusSession
 from webrtc_duplex.bridge.janus import open_session as open_janus
+from webrtc_duplex.bridge.metrics import End, Metrics, serving
 from webrtc_duplex.bridge.server import Server, ServerCall, ServerRefusedError
 from webrtc_duplex.bridge.table import BridgeSettings, KeyAction
 
@@ -28,40 +29,45 @@ SIP_STATUS: Mapping[int, int] = {0: 503, 400: 488, 401: 403, 403: 403, 404: 404,
 
 async def run(settings: BridgeSettings) -> None:
     """Bridge calls until cancelled. While Janus is away, try again; its calls ended with it."""
-    attempt = 0
-    async with aiohttp.ClientSession() as http:
+    metrics = Metrics()
+    async with serving(metrics, settings.metrics_host, settings.metrics_port), aiohttp.ClientSession() as http:
         server = Server(http, settings.server_url, settings.api_key)
+        pauses = iter(RETRY_S)
         while True:
             try:
                 async with open_janus(settings.janus_url) as janus:
-                    await Bridge(settings, janus, server).serve()
+                    bridge = Bridge(settings, janus, server, metrics)
+                    lines = await bridge.register()
+                    pauses = iter(RETRY_S)
+                    await bridge.serve(lines)
             except (JanusLostError, JanusRefusedError) as error:
-                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+                pause = next(pauses, RETRY_S[-1])
                 logger.warning("%s; trying again in %g s", error, pause)
-                attempt += 1
                 await asyncio.sleep(pause)
-            else:
-                attempt = 0
 
 
 class Bridge:
     """The lines of one Janus session."""
 
-    def __init__(self, settings: BridgeSettings, janus: JanusSession, server: Server) -> None:
+    def __init__(self, settings: BridgeSettings, janus: JanusSession, server: Server, metrics: Metrics) -> None:
         self._settings = settings
         self._janus = janus
         self._server = server
+        self._metrics = metrics
 
-    async def serve(self) -> None:
-        """Register, then answer on every line; ends only by an exception, and then every call is over."""
-        lines = await self._register()
+    async def serve(self, lines: list[JanusHandle]) -> None:
+        """Answer on every line; ends only by an exception, and then every call is over."""
         logger.info("registered %s with %d lines", self._settings.address, len(lines))
-        async with asyncio.TaskGroup() as group:
-            for line in lines:
-                group.create_task(self._answer_calls(line))
+        with self._metrics.registered(len(lines)):
+            async with asyncio.TaskGroup() as group:
+                for line in lines:
+                    group.create_task(self._answer_calls(line))
 
-    async def _register(self) -> list[JanusHandle]:
-        """One handle is the registration; the others help it, so that it can have several calls at once."""
+    async def register(self) -> list[JanusHandle]:
+        """One handle is the registration; the others help it, so that it can have several calls at once.
+
+        Raises JanusRefusedError, JanusLostError.
+        """
         first = await self._janus.attach("janus.plugin.sip")
         await first.send("register", self._registration())
         registered = await first.next_event("registered", "registration_failed")
@@ -87,13 +93,18 @@ class Bridge:
 
     async def _answer_calls(self, line: JanusHandle) -> None:
         while True:
-            incoming = await line.next_event("incomingcall")
             try:
-                await self._take(line, incoming)
-            except ServerRefusedError as refusal:
-                await self._decline(line, incoming, refusal)
+                incoming = await line.next_event("incomingcall")
+                with self._metrics.busy.track_inprogress():
+                    await self._take_or_decline(line, incoming)
             except JanusRefusedError as error:
-                logger.warning("%s: Janus would not go on: %s", incoming.call_id, error)
+                logger.warning("line %d: Janus would not go on: %s", line.number, error)
+
+    async def _take_or_decline(self, line: JanusHandle, incoming: JanusEvent) -> None:
+        try:
+            await self._take(line, incoming)
+        except ServerRefusedError as refusal:
+            await self._decline(line, incoming, refusal)
 
     async def _take(self, line: JanusHandle, incoming: JanusEvent) -> None:
         """One call from INVITE to BYE."""
@@ -101,37 +112,52 @@ class Bridge:
         if incoming.sdp is None:
             raise ServerRefusedError(422, "an INVITE without an offer cannot be answered")
         async with self._server.call(incoming.sdp, self._settings.agent_for(number, headers)) as call:
-            await line.send("accept", jsep={"type": "answer", "sdp": call.answer})
-            logger.info("%s: SIP call %s to %s is answered", call.call_id, incoming.call_id, number)
-            if await self._phone_hung_up_first(line, call):
-                logger.info("%s: the phone hung up", call.call_id)
-            else:
+            with self._metrics.talking() as ending:
+                await line.send("accept", jsep={"type": "answer", "sdp": call.answer})
+                logger.info("%s: SIP call %s to %s is answered", call.call_id, incoming.call_id, number)
+                ending.by = await self._until_either_ends(line, call)
+            logger.info("%s: ended by the %s", call.call_id, ending.by)
+            if ending.by is not End.PHONE:
                 await line.send("hangup")
-                logger.info("%s: the agent's side ended; the phone was told", call.call_id)
 
-    async def _phone_hung_up_first(self, line: JanusHandle, call: ServerCall) -> bool:
-        """Wait until either side ends the call; whether it was the phone."""
+    async def _until_either_ends(self, line: JanusHandle, call: ServerCall) -> End:
+        """Wait until either side ends the call; raises JanusRefusedError if Janus cannot go on with it."""
         phone = asyncio.create_task(line.next_event("hangup"))
         agent = asyncio.create_task(self._follow(call))
         try:
             await asyncio.wait((phone, agent), return_when=asyncio.FIRST_COMPLETED)
-            return phone.done()
+            if phone.done():
+                phone.result()
+                return End.PHONE
+            return agent.result()
         finally:
             for task in (phone, agent):
                 task.cancel()
             await asyncio.gather(phone, agent, return_exceptions=True)
 
-    async def _follow(self, call: ServerCall) -> None:
+    async def _follow(self, call: ServerCall) -> End:
         """Read the call's events until it is over, or a key ends it."""
-        async for event in self._server.events(call):
-            match event:
-                case {"type": "input_audio_buffer.dtmf_event_received", "event": str(key)}:
-                    logger.info("%s: key %s", call.call_id, key)
-                    if self._settings.keys.get(key) is KeyAction.HANG_UP:
-                        return
+        recorded = False
+        async with self._server.sideband(call) as sideband:
+            async for event in sideband.events():
+                match event:
+                    case {"type": "input_audio_buffer.dtmf_event_received", "event": str(key)}:
+                        logger.info("%s: key %s", call.call_id, key)
+                        self._metrics.keys.inc()
+                        match self._settings.keys.get(key):
+                            case KeyAction.HANG_UP:
+                                return End.KEY
+                            case KeyAction.RECORDING:
+                                await sideband.record(not recorded)
+                    case {"type": "session.created" | "session.updated", "session": {"recording": bool(recorded)}}:
+                        logger.info("%s: it is %s", call.call_id, "recorded" if recorded else "not recorded")
+                    case {"type": "error", "error": {"message": str(message)}}:
+                        logger.warning("%s: %s", call.call_id, message)
+        return End.AGENT
 
     async def _decline(self, line: JanusHandle, incoming: JanusEvent, refusal: ServerRefusedError) -> None:
         status = SIP_STATUS.get(refusal.status, 500)
+        self._metrics.refusals.labels(status).inc()
         logger.warning("SIP call %s is refused with %d: %s", incoming.call_id, status, refusal)
         headers = {"Retry-After": refusal.retry_after} if refusal.retry_after else {}
         try:

@@ -119,7 +119,8 @@ class JanusSession:
 async def open_session(url: str) -> AsyncIterator[JanusSession]:
     """A session with the Janus at `url` (such as http://127.0.0.1:8088/janus), polled while the block runs.
 
-    If Janus goes away the block is cancelled and JanusLostError raised from here.
+    If Janus goes away the block is cancelled and JanusLostError raised from here; what Janus refuses in the block is
+    raised from here too.
     """
     async with aiohttp.ClientSession() as http:
         answer = await _post(http, url, {"janus": "create"})
@@ -130,8 +131,8 @@ async def open_session(url: str) -> AsyncIterator[JanusSession]:
                 polling = group.create_task(session.poll())
                 yield session
                 polling.cancel()
-        except* JanusLostError as lost:
-            raise _innermost(lost) from None
+        except* (JanusLostError, JanusRefusedError) as failure:
+            raise _innermost(failure) from None
         finally:
             await _destroy(http, session_url)
 

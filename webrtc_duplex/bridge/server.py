@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import aiohttp
@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 
 OPEN_S = 10.0
 """An answer later than this is too late for a caller who hears nothing."""
+
+HEARTBEAT_S = 15.0
+"""A server that does not answer for so long is gone."""
 
 
 class ServerRefusedError(Exception):
@@ -39,6 +42,26 @@ class ServerCall:
         return self.url.rpartition("/")[2]
 
 
+class Sideband:
+    """A call as its owner follows it."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
+        self._socket = socket
+
+    async def events(self) -> AsyncIterator[dict[str, object]]:
+        """What the data channel would carry, until the call or the server is over."""
+        if self._socket is not None:
+            async for message in self._socket:
+                if message.type is aiohttp.WSMsgType.TEXT:
+                    yield message.json()
+
+    async def record(self, wanted: bool) -> None:
+        """Have the call written down from now on, or no longer; a no-op once the call is over."""
+        if self._socket is not None:
+            with suppress(ConnectionError):
+                await self._socket.send_json({"type": "session.update", "session": {"recording": wanted}})
+
+
 class Server:
     """The server at `url`, reached through `http`."""
 
@@ -56,16 +79,20 @@ class Server:
         finally:
             await self._hang_up(call)
 
-    async def events(self, call: ServerCall) -> AsyncIterator[dict[str, object]]:
-        """The call's events, as the data channel would carry them, until the call or the server is over."""
-        forever = aiohttp.ClientTimeout(total=None, sock_connect=OPEN_S)
-        try:
-            async with self._http.get(f"{call.url}/events", headers=call.headers, timeout=forever) as stream:
-                async for line in stream.content:
-                    if line.startswith(b"data:"):
-                        yield json.loads(line[5:])
-        except aiohttp.ClientError as error:
-            logger.info("%s: the server's events broke off: %s", call.call_id, error)
+    @asynccontextmanager
+    async def sideband(self, call: ServerCall) -> AsyncIterator["Sideband"]:
+        """The call's events, and a way to give it orders, while the block runs; without events if there is no way."""
+        url = f"{self._url}/v1/realtime"
+        async with AsyncExitStack() as open_things:
+            socket = None
+            try:
+                connecting = self._http.ws_connect(
+                    url, params={"call_id": call.call_id}, headers=call.headers, heartbeat=HEARTBEAT_S
+                )
+                socket = await open_things.enter_async_context(connecting)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                logger.info("%s: the server does not tell how the call fares: %s", call.call_id, error)
+            yield Sideband(socket)
 
     async def _open(self, offer: str, agent: Agent) -> ServerCall:
         headers = {**self._headers, "Content-Type": "application/sdp"}

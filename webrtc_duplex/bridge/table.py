@@ -29,7 +29,11 @@ A TOML file, read once and checked once:
 
     [keys]
     "#" = "hang_up"
-    "*" = "recording"                   # on, and off again
+    "*" = "recording"                   # on, and off again; the server needs a directory for it
+
+    [metrics]                           # optional: Prometheus' text at http://HOST:PORT/metrics
+    host = "127.0.0.1"
+    port = 9108
 """
 
 import tomllib
@@ -98,6 +102,8 @@ class BridgeSettings:
     default: Agent = Agent()
     routes: tuple[Route, ...] = ()
     keys: Mapping[str, KeyAction] = field(default_factory=dict)
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
 
     def agent_for(self, number: str, headers: Mapping[str, str]) -> Agent:
         """The agent of the first route that fits, else the default one."""
@@ -122,10 +128,11 @@ class BridgeSettings:
     @classmethod
     def parse(cls, document: Table, folder: Path) -> Self:
         """The settings of a parsed file; paths in it are relative to `folder`."""
-        _only(document, "the table", {"janus", "server", "sip", "default", "route", "keys"})
+        _only(document, "the table", {"janus", "server", "sip", "default", "route", "keys", "metrics"})
         janus = _section(document, "janus", {"url"})
         server = _section(document, "server", {"url", "api_key_file"})
         sip = _section(document, "sip", {"address", "secret", "proxy", "lines"})
+        metrics = _section(document, "metrics", {"host", "port"})
         address = _text(sip, "sip.address") or ""
         if not address.startswith(("sip:", "sips:")):
             raise RequestError(f'sip.address must be a SIP address such as "sip:agent@192.0.2.10", not {address!r}')
@@ -140,6 +147,8 @@ class BridgeSettings:
             default=_agent(_section(document, "default", AGENT_KEYS), "default"),
             routes=tuple(_routes(document)),
             keys=_keys(_section(document, "keys", DTMF_KEYS)),
+            metrics_host=_text(metrics, "metrics.host") or "127.0.0.1",
+            metrics_port=_port(metrics),
         )
 
 
@@ -178,6 +187,13 @@ def _lines(sip: Table) -> int:
     if lines is not None and lines < 1:
         raise RequestError(f"sip.lines must be at least 1, not {lines}")
     return 8 if lines is None else lines
+
+
+def _port(metrics: Table) -> int | None:
+    port = _whole(metrics, "metrics.port")
+    if port is not None and not 0 < port < 65536:
+        raise RequestError(f"metrics.port must be 1 to 65535, not {port}")
+    return port
 
 
 def _agent(section: Table, name: str) -> Agent:
