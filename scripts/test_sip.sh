@@ -26,4 +26,4 @@ ip -n "$namespace" address add "$address/24" dev phones
 for link in lo phones nowhere; do ip -n "$namespace" link set "$link" up; done
 
 cd "$root"
-WEBRTC_DUPLEX_SIP_ADDRESS=$address ip netns exec "$namespace" "$python" -m pytest -m sip tests "${arguments[@]}"
+WEBRTC_DUPLEX_SIP_ADDRESS=$address ip netns exec "$namespace" "$python" -m pytest -m sip tests/test_sip.py "${arguments[@]}"

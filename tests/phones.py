@@ -16,6 +16,8 @@ import aiohttp
 
 JANUS_PLUGINS = Path("/usr/lib/x86_64-linux-gnu/janus")
 BARESIP_MODULES = Path("/usr/lib/baresip/modules")
+MEDIA_PORTS = range(21_000, 24_001)
+"""Those of Janus' RTP and ICE sockets."""
 
 JANUS = """
 general: {{
@@ -62,7 +64,7 @@ auplay_srate 48000
 audio_buffer 20-160
 rtp_ports {first_port}-{last_port}
 rtcp_mux yes
-jitter_buffer_delay 1-10
+jitter_buffer_delay 0-0
 dns_server 127.0.0.1:53
 snd_path {folder}
 module_path {modules}
@@ -94,9 +96,10 @@ class Janus:
         """The UDP port of its SIP stack: the system chose it when an account was registered."""
         sockets = subprocess.run(["ss", "-Hlnup"], check=True, capture_output=True, text=True).stdout
         for line in sockets.splitlines():
-            if f"pid={self.process.pid}," in line and (found := re.search(r":(\d+)\s", line)):
+            found = re.search(r":(\d+)\s", line)
+            if found and f"pid={self.process.pid}," in line and int(found[1]) not in MEDIA_PORTS:
                 return int(found[1])
-        raise AssertionError(f"Janus listens on no UDP port:\n{sockets}")
+        raise AssertionError(f"Janus listens on no UDP port for SIP:\n{sockets}")
 
 
 @asynccontextmanager
@@ -124,8 +127,8 @@ def write_janus(folder: Path, address: str, port: int) -> None:
         "port": port,
         "other_plugins": ",".join(sorted(plugins)),
         "other_transports": ",".join(sorted(transports)),
-        "first_port": 21000,
-        "last_port": 24000,
+        "first_port": MEDIA_PORTS[0],
+        "last_port": MEDIA_PORTS[-1],
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "janus.jcfg").write_text(JANUS.format(**facts))
@@ -225,9 +228,8 @@ async def running_phone(
     with (folder / "baresip.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec("baresip", "-s", "-f", str(folder), "-v", stdout=log, stderr=log)
         try:
-            reader, writer = await _control(control_port)
-            yield Phone(folder, reader, writer)
-            writer.close()
+            async with _control(control_port) as (reader, writer):
+                yield Phone(folder, reader, writer)
         finally:
             await end(process)
 
@@ -236,7 +238,19 @@ def _kind_of(module: str) -> str:
     return "module_app" if module in ("account", "menu", "ctrl_tcp") else "module"
 
 
-async def _control(port: int, limit_s: float = 10.0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+@asynccontextmanager
+async def _control(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """The phone's control socket, closed whatever becomes of the test."""
+    reader, writer = await _connected(port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _connected(port: int, limit_s: float = 10.0) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     async with asyncio.timeout(limit_s):
         while True:
             with suppress(OSError):
