@@ -64,7 +64,7 @@ make_environment() {
     if "$base" -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9))' 2>/dev/null; then
         say "keeping the torch that is on this machine"
         site_packages=(--system-site-packages)
-        sed -i '/^torch==/d' "$constraints"
+        sed -i '/^torch==/d; /^triton==/d' "$constraints"
     fi
     say "making .venv (once; a few minutes, most of it torch)"
     [ -x "$python" ] || "$base" -m venv "${site_packages[@]}" "$root/.venv"

@@ -13,7 +13,10 @@ from webrtc_duplex.model.streaming import tensors
 
 ROWS = 4
 
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy says overflow where a GPU says inf, rightly
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy says overflow where a GPU says inf, rightly
+]
 
 
 def row_major_model() -> PersonaPlex:

@@ -24,25 +24,25 @@ def _elu(x):
 
 
 @triton.jit
-def _pad(x, taps, out, lane_stride, length, PAST: tl.constexpr, ACTIVATE: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a block of a lane's padded buffer: PAST numbers remembered, then `length` new ones."""
+def _pad(x, taps, out, lane_stride, length, past, ACTIVATE: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a block of a lane's padded buffer: `past` numbers remembered, then `length` new ones."""
     lane = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    past, new = at < PAST, (at >= PAST) & (at < PAST + length)
-    remembered = tl.load(taps + lane * lane_stride + at, mask=past, other=0.0)
-    fresh = tl.load(x + lane * length + at - PAST, mask=new, other=0.0)
+    old, new = at < past, (at >= past) & (at < past + length)
+    remembered = tl.load(taps + lane * lane_stride + at, mask=old, other=0.0)
+    fresh = tl.load(x + lane * length + at - past, mask=new, other=0.0)
     if ACTIVATE:
         fresh = _elu(fresh)
-    tl.store(out + lane * (PAST + length) + at, tl.where(past, remembered, fresh), mask=past | new)
+    tl.store(out + lane * (past + length) + at, tl.where(old, remembered, fresh), mask=old | new)
 
 
 @triton.jit
-def _keep(padded, taps, lane_stride, length, PAST: tl.constexpr, BLOCK: tl.constexpr):
-    """The last PAST numbers of a lane's buffer are what it remembers next."""
+def _keep(padded, taps, lane_stride, length, past, BLOCK: tl.constexpr):
+    """The last `past` numbers of a lane's buffer are what it remembers next."""
     lane = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    last = tl.load(padded + lane * (PAST + length) + length + at, mask=at < PAST, other=0.0)
-    tl.store(taps + lane * lane_stride + at, last, mask=at < PAST)
+    last = tl.load(padded + lane * (past + length) + length + at, mask=at < past, other=0.0)
+    tl.store(taps + lane * lane_stride + at, last, mask=at < past)
 
 
 @triton.jit

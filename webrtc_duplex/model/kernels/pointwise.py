@@ -51,7 +51,7 @@ def _gated(u, out, W: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + line * W + x, (opened * value).to(out.dtype.element_ty), mask=within)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step"])
 def _attend_steps(
     qkv, remembered, out, step, scale, side,
     H: tl.constexpr, D: tl.constexpr, STEPS: tl.constexpr
@@ -90,7 +90,7 @@ def rms_norm(x: Tensor, alpha: Tensor, epsilon: float) -> Tensor:
     out = torch.empty_like(x)
     places = triton.next_power_of_2(width)
     launch(
-        _rms_norm, (x.numel() // width,), x, alpha, out, epsilon, width, places, num_warps=min(8, places // 128 or 1)
+        _rms_norm, (x.numel() // width,), x, alpha, out, epsilon, width, places, num_warps=max(1, min(8, places // 256))
     )
     return out
 
