@@ -124,7 +124,7 @@ class Prompts:
 
 
 class Ours:
-    """Our runner, one row a caller, each as old as a call of two windows: then nothing is spared."""
+    """Our runner, one row a caller, each as dear as a call whose windows are full."""
 
     def __init__(self, size: Size, batch: int) -> None:
         config, codec = LMConfig.from_json(size.lm), MimiConfig.from_json(size.mimi)
@@ -135,13 +135,7 @@ class Ours:
         self._rows = np.arange(batch)
         for row in range(batch):
             self.join(row, Prompt(seed=row))
-        self._age(batch, 2 * max(config.keys, codec.keys))
-
-    def _age(self, batch: int, frames: int) -> None:
-        state = self.runner._state
-        for position in (state.lm.temporal.position, state.mimi.encoder.position, state.mimi.decoder.position):
-            position[:batch] += 2 * frames
-        self.runner._ages[:batch] += frames
+            self.runner.fill(row)
 
     def join(self, row: int, prompt: Prompt) -> None:
         """Begin a call and run its prompt."""
