@@ -94,12 +94,22 @@ class Peer:
         await self.pc.setLocalDescription(await self.pc.createOffer())
         return sdp.safe_offer(self.pc.localDescription.sdp)
 
+    async def answer(self, offer: str) -> str:
+        """The answer to an offer of the server's, made safe."""
+        await self.pc.setRemoteDescription(RTCSessionDescription(sdp.finish_offer(offer), "offer"))
+        self._take_packets()
+        await self.pc.setLocalDescription()
+        return sdp.safe_offer(self.pc.localDescription.sdp)
+
     async def accept(self, answer: str) -> None:
+        self._take_packets()
+        finished = sdp.finish_answer(answer, self.pc.localDescription.sdp)
+        await self.pc.setRemoteDescription(RTCSessionDescription(finished, "answer"))
+
+    def _take_packets(self) -> None:
         receiver = self.pc.getReceivers()[0]
         setattr(receiver, JITTER_BUFFER, self)
         getattr(receiver, DECODER_QUEUE).put(None)
-        finished = sdp.finish_answer(answer, self.pc.localDescription.sdp)
-        await self.pc.setRemoteDescription(RTCSessionDescription(finished, "answer"))
 
     def add(self, packet: RtpPacket) -> tuple[bool, None]:
         """aiortc's jitter buffer."""

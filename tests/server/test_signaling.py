@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiortc import RTCSessionDescription
+from aiortc.mediastreams import AudioStreamTrack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,37 @@ async def test_an_offer_as_json_is_answered_in_json(http: Http) -> None:
     assert answer.headers["Location"].endswith(body["call_id"])
     assert body["pc_id"] == f"{body['call_id']}.{body['client_secret']['value']}"
     assert answer.headers["X-Call-Secret"] == body["client_secret"]["value"]
+
+
+async def test_who_cannot_offer_gets_an_offer_and_answers_it(http: Http) -> None:
+    opened = await http.post(CALLS, json={"type": "request-offer"})
+    ours = await opened.json()
+    assert (opened.status, ours["type"]) == (201, "offer")
+    assert {"opus/48000/2", "G722/8000", "PCMU/8000", "PCMA/8000", "telephone-event/8000"} <= codecs_of(ours["sdp"])
+    place, proof = opened.headers["Location"], {"Authorization": f"Bearer {ours['client_secret']['value']}"}
+    async with peer() as caller:
+        caller.addTrack(AudioStreamTrack())
+        await caller.setRemoteDescription(RTCSessionDescription(ours["sdp"], "offer"))
+        await caller.setLocalDescription()
+        answer = {"type": "answer", "sdp": caller.localDescription.sdp}
+        assert (await http.post(place, json={**answer, "type": "offer"}, headers=proof)).status == 400
+        answered = await http.post(place, json=answer, headers=proof)
+        assert (answered.status, (await answered.json())["id"]) == (200, ours["call_id"])
+        while (await (await http.get(place, headers=proof)).json())["state"] != "live":
+            await asyncio.sleep(0.05)
+        assert (await http.post(place, json=answer, headers=proof)).status == 400  # it has been answered
+
+
+async def test_an_answer_without_sound_is_refused_and_the_call_can_be_ended(http: Http) -> None:
+    opened = await http.post(CALLS, json={"type": "request-offer"})
+    proof = {"Authorization": f"Bearer {opened.headers['X-Call-Secret']}"}
+    answered = await http.post(opened.headers["Location"], json={"type": "answer", "sdp": "v=0"}, headers=proof)
+    assert await error_of(answered) == (422, "no_audio", "sdp")
+    assert (await http.delete(opened.headers["Location"], headers=proof)).status == 200
+
+
+def codecs_of(description: str) -> set[str]:
+    return {line.split(" ", 1)[1] for line in description.splitlines() if line.startswith("a=rtpmap:")}
 
 
 async def test_an_offer_as_a_form_is_answered_as_sdp(http: Http) -> None:

@@ -23,7 +23,7 @@ SETTLE_S = 0.3
 class Leg:
     """One peer connection of a call with its sound both ways. A call has one, and one more each time it is resumed.
 
-    `transport` has received its offer. Owned by the `Session`, who closes it.
+    `transport` has received its offer, or the answer to ours. Owned by the `Session`, who closes it.
     """
 
     def __init__(
@@ -52,6 +52,10 @@ class Leg:
     async def answer(self) -> str:
         """Raises RequestError for an offer that cannot be answered."""
         return await self.transport.answer(self._take)
+
+    def begin(self) -> None:
+        """Take sound from now on, where the offer was ours and has been answered."""
+        self.transport.deliver_to(self._take)
 
     async def media_up(self) -> None:
         """Return once sound can go both ways, and the client has had its time to say what it wants."""

@@ -68,19 +68,30 @@ def _calls() -> Part:
         },
         "content": {SDP_TYPE: {"schema": {"type": "string"}}, JSON_TYPE: {"schema": _ref("Answer")}},
     }
-    resumed: Part = {**created, "headers": {"ETag": _header("the new ICE session", required=True)}}
+    either: Part = {JSON_TYPE: {"schema": {"anyOf": [_ref("Answer"), _ref("Call")]}}}
+    resumed: Part = {
+        **created,
+        "headers": {"ETag": _header("the new ICE session", required=True)},
+        "content": {SDP_TYPE: {"schema": {"type": "string"}}, **either},
+    }
     offer = _offer_in_any_form()
     one = [_in_path("id", "a call")]
     return {
         CALLS_PATH: {
-            "post": _operation("Open a call", _wishes(), offer, {201: created}, OPENING + (410,)),
+            "post": _operation(
+                "Open a call", _wishes(), _offer_in_any_form("OfferRequest"), {201: created}, OPENING + (410,)
+            ),
             "get": _operation("List the live calls, for the operator", (), None, {200: _json("Calls")}, (401, 403)),
         },
         f"{CALLS_PATH}/{{id}}": {
             "parameters": one,
             "get": _operation("Show a call", (), None, {200: _json("Call")}, OWNING),
             "post": _operation(
-                "Go on with a call on a new peer connection", (), offer, {200: resumed}, OPENING + (410,)
+                "Go on with a call on a new peer connection, or answer the server's offer",
+                (),
+                _offer_in_any_form("JsonAnswer"),
+                {200: resumed},
+                OPENING + (409, 410),
             ),
             "delete": _operation("End a call", (), None, {200: _json("Call")}, OWNING),
             "patch": _trickle(),
@@ -226,13 +237,15 @@ def _trickle() -> Part:
     return _operation("Add candidates (RFC 8840)", [match], body, {204: done}, (*OWNING, 412, 413, 415, 422, 428))
 
 
-def _offer_in_any_form() -> Part:
+def _offer_in_any_form(*others: str) -> Part:
+    """SDP, JSON or a form; JSON may also be of these other schemas."""
     form: Part = {
         "type": "object",
         "properties": {"sdp": {"type": "string"}, "session": _ref("Session")},
         "required": ["sdp"],
     }
-    return _body({SDP_TYPE: {"type": "string"}, JSON_TYPE: _ref("JsonOffer"), FORM_TYPE: form})
+    json: Part = {"anyOf": [_ref(schema) for schema in ("JsonOffer", *others)]}
+    return _body({SDP_TYPE: {"type": "string"}, JSON_TYPE: json, FORM_TYPE: form})
 
 
 def _wishes() -> list[Part]:
@@ -322,6 +335,8 @@ def _schemas() -> Part:
             pc_id=texts,
             restart_pc={"type": ["boolean", "null"]},
         ),
+        "OfferRequest": _object("type", type={"const": "request-offer"}, session=_or_null("Session")),
+        "JsonAnswer": _object("type sdp", type={"const": "answer"}, sdp=text),
         "FastRtcOffer": _object("type webrtc_id", type=text, webrtc_id=text, sdp=text, candidate={"type": "object"}),
         "Candidates": _object(
             "pc_id candidates",
@@ -331,7 +346,7 @@ def _schemas() -> Part:
         "Answer": _object(
             "sdp type call_id pc_id client_secret",
             sdp=text,
-            type={"const": "answer"},
+            type={"enum": ["answer", "offer"]},
             call_id=text,
             pc_id=text,
             client_secret=_object("value", value=text),

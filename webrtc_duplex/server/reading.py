@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesParser
@@ -16,6 +16,10 @@ SDP_TYPE = "application/sdp"
 JSON_TYPE = "application/json"
 FORM_TYPE = "multipart/form-data"
 FRAGMENT_TYPE = "application/trickle-ice-sdpfrag"
+
+OFFER = "offer"
+REQUEST_OFFER = "request-offer"
+ANSWER = "answer"
 
 SDP_BYTES = 64 * 1024
 JSON_BYTES = 256 * 1024
@@ -36,7 +40,8 @@ QUERY_NUMBERS: Mapping[str, Callable[[str], Json]] = {
 class Wish:
     """What a request brought: an offer, a session object, and how the call is to be had."""
 
-    offer: str
+    offer: str | None
+    """Or the answer to an offer of ours; None: such an offer is wanted."""
     session: Mapping[str, Json]
     resumes: str | None = None
     """The call that is to go on with this offer."""
@@ -45,20 +50,21 @@ class Wish:
     record: bool = False
 
 
-async def read_wish(request: web.Request) -> Wish:
-    """Read a request in any of the three forms.
+async def read_wish(request: web.Request, types: Sequence[str] = (OFFER,)) -> Wish:
+    """Read a request in any of the three forms. JSON must be of one of these types; the others have none.
 
     Raises RequestError: 413 `payload_too_large`, 415 `unsupported_media_type`, 400 `invalid_json`, `invalid_sdp`,
     `invalid_sdp_type`, `invalid_multipart`, `invalid_value`.
     """
     session = read_query(request.query)
     queue_s, record = read_queue(request.query), request.query.get("record") == "true"
-    resumes = None
+    offer, resumes = None, None
     if request.content_type == SDP_TYPE:
         offer = as_text(await read_body(request, SDP_BYTES))
     elif request.content_type == JSON_TYPE:
         body = parse_json(await read_body(request, JSON_BYTES))
-        offer, resumes = read_offer(body)
+        if body.get("type") != REQUEST_OFFER or REQUEST_OFFER not in types:
+            offer, resumes = read_offer(body, types)
         session |= as_object(body, "session")
     elif request.content_type == FORM_TYPE:
         offer, in_form = await _read_form(request)
@@ -161,10 +167,10 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def read_offer(body: Mapping[str, Json]) -> tuple[str, str | None]:
+def read_offer(body: Mapping[str, Json], types: Sequence[str] = (OFFER,)) -> tuple[str, str | None]:
     """The SDP of `{sdp, type}`, and the call that is to go on with it: `pc_id`, if `restart_pc` is true."""
-    if body.get("type") != "offer":
-        message = f"type must be 'offer', not {body.get('type')!r:.40}"
+    if body.get("type") not in types:
+        message = f"type must be {' or '.join(map(repr, types))}, not {body.get('type')!r:.40}"
         raise RequestError(message, code="invalid_sdp_type", param="type")
     offer, pc_id = body.get("sdp"), body.get("pc_id")
     if not isinstance(offer, str):

@@ -420,7 +420,7 @@ def _extensions(media: Media) -> list[Attribute]:
 
 
 def safe_offer(text: str) -> str:
-    """Return an offer that aiortc can take, of the same meaning as the caller's.
+    """Return an offer that aiortc can take, of the same meaning as the caller's; an answer to an offer of ours, too.
 
     Raises RequestError: 400 `invalid_sdp`; 422 `no_audio`, `no_common_codec`, `ice_required`, `dtls_required`,
     `rtcp_mux_required`.
@@ -498,6 +498,12 @@ def finish_answer(answer: str, offer: str) -> str:
     group = _answered_group(choice, media)
     others = (a for a in answered.attributes if a.name != "group")
     return str(Description(answered.lines, (*group, *others), media))
+
+
+def finish_offer(offer: str) -> str:
+    """Return an offer of aiortc's as we send it: finished as an answer is."""
+    description = Description.parse(offer)
+    return str(replace(description, media=tuple(_finish(section, section) for section in description.media)))
 
 
 def _finish(section: Media, offered: Media) -> Media:

@@ -34,8 +34,11 @@ log = logging.getLogger(__name__)
 
 STATISTICS_EVERY_S = 1.0
 LINE_MOVES_EVERY_S = 0.5
-CONNECT_IN_LINE_S = 15.0
-"""Who waits in line must have connected so soon; who has a row has the engine's deadline."""
+CONNECT_S = 15.0
+"""So soon who waits in line must have connected, and who wanted an offer have answered it.
+
+For all others the engine's deadline holds.
+"""
 INPUT_SILENT_S = 15.0
 LATE_S = 0.04
 """A step that begins so late is warned of: half a frame."""
@@ -55,8 +58,8 @@ class CallRequest:
 
     id: str
     """`rtc_<signed place>_<random>`, unique among the live calls."""
-    offer: str
-    """SDP that `sdp.safe_offer` has passed."""
+    offer: str | None
+    """SDP that `sdp.safe_offer` has passed; None: the caller wants an offer of ours, and will answer it."""
     prompt: Prompt = field(default_factory=Prompt)
     record: bool = False
     """Whether both voices and the events are to be written down."""
@@ -98,9 +101,9 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """An offer, and where its answer is awaited."""
+    """An offer, and where its answer is awaited. Or none, and where ours is; or the answer to that one."""
 
-    sdp: str
+    sdp: str | None
     answer: asyncio.Future[str]
 
 
@@ -112,7 +115,7 @@ class Session:
         self.prompt = request.prompt
         """The prompt in force."""
         self.answer = ""
-        """The peer connection's own answer; `sdp.finish_answer` makes it fit the caller's offer."""
+        """The peer connection's own answer; `sdp.finish_answer` makes it fit the caller's offer. Or its offer."""
         self.state = SessionState.CONNECTING
         self.ended_because: str | None = None
         """A code of `webrtc.md` 5.2, or `hangup`, once the call is over."""
@@ -185,7 +188,7 @@ class Session:
         began_at = self._clock()
         with self._around.line.place(self.id):
             while (waited_s := self._clock() - began_at) < self._request.queue_s:
-                if not self._current.transport.connected.is_set() and waited_s > CONNECT_IN_LINE_S:
+                if not self._current.transport.connected.is_set() and waited_s > CONNECT_S:
                     raise CallOver("connect_timeout")
                 if await wait(self._current.over, LINE_MOVES_EVERY_S):
                     await self._come_anew()
@@ -306,18 +309,37 @@ class Session:
         around = self._around
         transport = Transport(self.id, around.settings.ice, self._take_channel, around.clock)
         try:
-            await transport.receive(offer.sdp)
-            leg = Leg(transport, around.ticker, around.metrics, around.clock, self._take_key)
-            self.answer = await leg.answer()
+            if offer.sdp is None:
+                offer = await self._have_ours_answered(transport, offer)
+                leg = Leg(transport, around.ticker, around.metrics, around.clock, self._take_key)
+                leg.begin()
+            else:
+                await transport.receive(offer.sdp)
+                leg = Leg(transport, around.ticker, around.metrics, around.clock, self._take_key)
+                self.answer = await leg.answer()
         except BaseException as error:
             await transport.close()
             if isinstance(error, DuplexError):
-                _resolve(offer.answer, error)
+                _resolve(self._offer.answer, error)
             raise
         self.feed.remove(self._listener)
         self._listener = None
         self._leg = leg
         _resolve(offer.answer, self.answer)
+
+    async def _have_ours_answered(self, transport: Transport, wanted: _Offer) -> _Offer:
+        """Offer, and take the caller's answer, which comes by `resume`. Raises CallOver if it does not come in time."""
+        self.answer = await transport.offer()
+        _resolve(wanted.answer, self.answer)
+        coming = asyncio.create_task(self._offers.get())
+        await asyncio.wait((coming, self._wish), timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            coming.cancel()
+            raise CallOver(self._wish.result() if self._wish.done() else "connect_timeout")
+        self._offer = coming.result()
+        assert self._offer.sdp is not None, "who resumes a call brings SDP"
+        await transport.accept(self._offer.sdp)
+        return self._offer
 
     @property
     def _current(self) -> Leg:
@@ -426,6 +448,8 @@ class Session:
     async def resume(self, offer: str) -> str:
         """Go on with the same row on a new peer connection, at any time; returns the answer.
 
+        For a call whose offer was ours this is at first how it gets the answer.
+
         Raises RequestError for an offer that cannot be answered, CallNotFoundError if the call ends meanwhile.
         """
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -433,7 +457,8 @@ class Session:
             self._offers.put_nowait(_Offer(offer, answer))
         except asyncio.QueueFull:
             raise RequestError("the call is being resumed already", code="call_conflict", status=409) from None
-        self._current.over.set()
+        if self._leg is not None:
+            self._leg.over.set()
         return await answer
 
     async def add_candidate(self, candidate: str | None, mid: str | None) -> None:
@@ -441,8 +466,8 @@ class Session:
 
         One that is not to be called is passed over, and so is None, the end of candidates: deadlines are our own.
         """
-        if candidate is not None and self.state is not SessionState.ENDED:
-            await self._current.transport.add_candidate(candidate, mid)
+        if candidate is not None and self._leg is not None and self.state is not SessionState.ENDED:
+            await self._leg.transport.add_candidate(candidate, mid)
 
     @contextmanager
     def listen(self) -> Iterator[events.QueueListener]:

@@ -23,8 +23,11 @@ from webrtc_duplex.server.ice import IceServers
 from webrtc_duplex.server.limits import too_many
 from webrtc_duplex.server.places import Places
 from webrtc_duplex.server.reading import (
+    ANSWER,
     FRAGMENT_TYPE,
     JSON_TYPE,
+    OFFER,
+    REQUEST_OFFER,
     SDP_BYTES,
     SDP_TYPE,
     Wish,
@@ -37,7 +40,7 @@ from webrtc_duplex.server.reading import (
 )
 from webrtc_duplex.server.realtime import Json, read_session, session_object
 from webrtc_duplex.server.register import Register, RegisteredCall
-from webrtc_duplex.server.sdp import finish_answer, is_heard, parse_fragment, safe_offer, ufrag_of
+from webrtc_duplex.server.sdp import finish_answer, finish_offer, is_heard, parse_fragment, safe_offer, ufrag_of
 from webrtc_duplex.server.session import CallRequest, SessionState
 from webrtc_duplex.settings import AccessSettings
 
@@ -63,16 +66,19 @@ class Record:
     opened_by: Caller
     ufrag: str | None
     """ICE user name of the caller's offer: another one in a PATCH is an ICE restart."""
+    awaits_answer: bool = False
+    """The offer was ours; what comes next to the call is its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A call, and the answer to the offer that opened or resumed it."""
+    """A call, and the answer to the offer that opened or resumed it; or an offer of ours."""
 
     session: RegisteredCall
     answer: str
     heard: bool
     """Whether the caller's side takes sound at all."""
+    type: str = ANSWER
 
 
 class Desk:
@@ -151,9 +157,12 @@ class Desk:
     # ---- opening calls
 
     async def create(self, request: web.Request) -> web.Response:
-        """POST /v1/realtime/calls: 201, in the form that was asked in."""
+        """POST /v1/realtime/calls: 201, in the form that was asked in.
+
+        With `{"type": "request-offer"}` the offer is ours, and its answer is posted to the call.
+        """
         caller = self.admit(request)
-        answered = await self.answer(caller, await read_wish(request))
+        answered = await self.answer(caller, await read_wish(request, (OFFER, REQUEST_OFFER)))
         headers = self._headers(answered, caller, f"{CALLS_PATH}/{answered.session.id}")
         if request.content_type == JSON_TYPE:
             return web.json_response(self.answer_object(answered), status=201, headers=headers)
@@ -184,10 +193,13 @@ class Desk:
         return web.Response(headers={"Accept-Post": SDP_TYPE, "Allow": "OPTIONS, POST"})
 
     async def resume(self, request: web.Request) -> web.Response:
-        """POST to the call itself: its owner comes on a new peer connection, and talk goes on."""
+        """POST to the call itself: its owner answers our offer; or comes on a new peer connection, and talk goes on."""
         session, record = self._owned(request)
         self._check_ready()
-        wish = await read_wish(request)
+        wish = await read_wish(request, (ANSWER,) if record.awaits_answer else (OFFER,))
+        if record.awaits_answer and wish.offer is not None:
+            await self._go_on(session.id, safe_offer(wish.offer))
+            return web.json_response(call_object(session), headers={"ETag": etag_of(session)})
         answered = await self.answer(record.opened_by, replace(wish, resumes=session.id), proven=True)
         headers = self._headers(answered, record.opened_by)
         if request.content_type == JSON_TYPE:
@@ -211,6 +223,10 @@ class Desk:
 
     async def answer(self, caller: Caller, wish: Wish, proven: bool = False) -> Answered:
         """Open a call, or resume one (`proven`: its ownership is)."""
+        if wish.offer is None:
+            self.door.require_key(caller)
+            session = await self._open(caller, wish, None)
+            return Answered(session, finish_offer(session.answer), heard=True, type=OFFER)
         offer = safe_offer(wish.offer)
         if wish.resumes is not None:
             session = await self._resume(caller, wish.resumes, offer, proven)
@@ -219,11 +235,12 @@ class Desk:
             session = await self._open(caller, wish, offer)
         return Answered(session, finish_answer(session.answer, wish.offer), is_heard(offer))
 
-    async def _open(self, caller: Caller, wish: Wish, offer: str) -> RegisteredCall:
+    async def _open(self, caller: Caller, wish: Wish, offer: str | None) -> RegisteredCall:
         prompt, voice_locked = self._prompt(wish.session, caller)
         self._check_share(caller)
         call_id = self._places.new_call_id()
-        self._records[call_id] = Record(caller, ufrag_of(offer))
+        ufrag = None if offer is None else ufrag_of(offer)
+        self._records[call_id] = Record(caller, ufrag, awaits_answer=offer is None)
         try:
             return await self.calls.answer(CallRequest(call_id, offer, prompt, wish.record, wish.queue_s, voice_locked))
         except BaseException:
@@ -236,8 +253,14 @@ class Desk:
         record = self._record(call_id)
         if not proven:
             self.door.require_owner(secret or caller.token, call_id, record.opened_by)
-        session = await self.calls.resume(call_id, offer)
-        self._records[call_id] = replace(record, ufrag=ufrag_of(offer))
+        if record.awaits_answer:
+            raise RequestError("this call awaits the answer to its offer", status=409, code="call_conflict")
+        return await self._go_on(call_id, offer)
+
+    async def _go_on(self, call_id: str, sdp: str) -> RegisteredCall:
+        """Give the call an offer to resume it by, or the answer to ours."""
+        session = await self.calls.resume(call_id, sdp)
+        self._records[call_id] = replace(self._record(call_id), ufrag=ufrag_of(sdp), awaits_answer=False)
         return session
 
     def _prompt(self, wished: Mapping[str, Json], caller: Caller) -> tuple[Prompt, bool]:
@@ -394,7 +417,7 @@ class Desk:
         secret = self.door.call_secret(call_id)
         return {
             "sdp": answered.answer,
-            "type": "answer",
+            "type": answered.type,
             "call_id": call_id,
             "pc_id": f"{call_id}.{secret}",
             "client_secret": {"value": secret},

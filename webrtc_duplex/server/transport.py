@@ -131,7 +131,8 @@ class TransportStats:
 
 
 class Transport:
-    """One peer connection. First `receive` the offer, then `answer` it; then sound comes by `take` and goes by `send`.
+    """One peer connection. First `receive` the offer, then `answer` it - or `offer`, `accept` the answer, and say
+    whom to `deliver_to`. Then sound comes by `take` and goes by `send`.
 
     Owned by whoever made it, who awaits `close`. `connected` is set once DTLS is up, `over` once the connection has
     failed or was closed by either side.
@@ -150,6 +151,7 @@ class Transport:
         self._ice = ice
         self._candidates = 0
         self._outlet: _Outlet | None = None
+        self._take: Callable[[Packet], None] | None = None
         self._pc = RTCPeerConnection(_configuration(call, ice))
         setattr(self._pc, CERTIFICATES, [_Certificate.generateCertificate()])
         self._pc.on("connectionstatechange", self._follow_state)
@@ -164,6 +166,27 @@ class Transport:
         with _unfit_is_the_callers_fault():
             await self._pc.setRemoteDescription(RTCSessionDescription(offer, "offer"))
             self._audio._codecs = [*self._audio._codecs, *_telephone_events(offer)]
+
+    async def offer(self) -> str:
+        """Return an offer of our own, with every codec we speak and all candidates; `accept` takes its answer."""
+        self._pc.addTrack(_SilentTrack())
+        self._seize(self._deliver)
+        await self._pc.setLocalDescription(_with_telephone_events(await self._pc.createOffer()))
+        return self._pc.localDescription.sdp
+
+    async def accept(self, answer: str) -> None:
+        """Take the caller's answer, made safe as an offer is; `codecs` are known then.
+
+        Raises RequestError for an answer that aiortc cannot use.
+        """
+        with _unfit_is_the_callers_fault("this answer cannot be used"):
+            await self._pc.setRemoteDescription(RTCSessionDescription(answer, "answer"))
+            self._audio._codecs = [*self._audio._codecs, *_telephone_events(answer)]
+        self._outlet = _Outlet(self._audio)
+
+    def deliver_to(self, take: Callable[[Packet], None]) -> None:
+        """After `accept`: give every packet that comes to `take`."""
+        self._take = take
 
     async def answer(self, take: Callable[[Packet], None]) -> str:
         """Return the answer, all candidates in it; every packet that comes is given to `take`.
@@ -281,17 +304,21 @@ class Transport:
         self.channel_open.set()
         self._on_channel(channel)
 
+    def _deliver(self, packet: Packet) -> None:
+        if self._take is not None:
+            self._take(packet)
+
     def _note_heard(self) -> None:
         self.heard_at = self._clock()
 
 
 @contextmanager
-def _unfit_is_the_callers_fault() -> Iterator[None]:
+def _unfit_is_the_callers_fault(verdict: str = "this offer cannot be answered") -> Iterator[None]:
     try:
         yield
     except UNFIT as exc:
         reason = str(exc) or type(exc).__name__
-        raise RequestError(f"this offer cannot be answered: {reason}", code="invalid_sdp", param="sdp") from exc
+        raise RequestError(f"{verdict}: {reason}", code="invalid_sdp", param="sdp") from exc
 
 
 class _Tap:
@@ -334,10 +361,15 @@ class _Inlet:
     ) -> None:
         self._dtls = audio.receiver.transport
         self._streams: dict[int, StreamStatistics] = getattr(audio.receiver, STREAMS)
-        self._payload_types = {codec.payloadType for codec in audio._codecs}
+        self._audio = audio
         self._counted = _Counted()
         self._take = take
         self._note_heard = note_heard
+
+    @cached_property
+    def _payload_types(self) -> set[int | None]:
+        """Of the codecs agreed on; asked for only once sound comes."""
+        return {codec.payloadType for codec in self._audio._codecs}
 
     def take(self, data: bytes) -> bool:
         """Whether this datagram was such RTP, and so is dealt with."""
@@ -576,6 +608,21 @@ async def _query_consent(connection: Connection, clock: Callable[[], float]) -> 
                 log.debug("no consent from %s", pair.remote_addr)
     connection._query_consent_task = None
     await connection.close()
+
+
+TELEPHONE_EVENTS = (
+    RTCRtpCodecParameters("audio/telephone-event", 8_000, payloadType=101),
+    RTCRtpCodecParameters("audio/telephone-event", 48_000, payloadType=110),
+)
+
+
+def _with_telephone_events(offer: RTCSessionDescription) -> RTCSessionDescription:
+    """An offer of digits too, at the RTP clocks of telephones and of Opus."""
+    description = SessionDescription.parse(offer.sdp)
+    for media in description.media:
+        media.rtp.codecs += TELEPHONE_EVENTS
+        media.fmt += [codec.payloadType for codec in TELEPHONE_EVENTS]
+    return RTCSessionDescription(str(description), offer.type)
 
 
 def _telephone_events(offer: str) -> list[RTCRtpCodecParameters]:
