@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from webrtc_duplex.errors import CapacityError, EngineError
 from webrtc_duplex.messages import Histogram, ModelCard, Prompt, Stats, Stepped
@@ -29,6 +29,20 @@ class Engine(Protocol):
 
     async def wait_ready(self, timeout_s: float | None) -> None: ...
     def open(self, call: str, prompt: Prompt) -> AbstractAsyncContextManager[DuplexStream]: ...
+
+
+class HasRoom(Protocol):
+    """Something that calls can be put on."""
+
+    def free_rows(self) -> int: ...
+
+
+R = TypeVar("R", bound=HasRoom)
+
+
+def by_room(places: Iterable[R]) -> list[R]:
+    """In which order places are asked to take a call: the one with the most room first."""
+    return sorted(places, key=lambda place: place.free_rows(), reverse=True)
 
 
 class Engines:
@@ -102,7 +116,7 @@ class Engines:
 
     async def _lease(self, row: AsyncExitStack, call: str, prompt: Prompt) -> DuplexStream:
         refusal: CapacityError | EngineError = EngineError("the engine is starting", retry_after_s=5.0)
-        for seat in sorted(self._seats, key=_Seat.free_rows, reverse=True):
+        for seat in by_room(self._seats):
             if seat.engine.ready:
                 try:
                     return await row.enter_async_context(seat.open(call, prompt))
