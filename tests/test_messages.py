@@ -66,3 +66,9 @@ def test_nothing_but_messages_is_unpickled() -> None:
 def test_a_message_longer_than_the_limit_is_refused_before_it_is_read() -> None:
     with pytest.raises(ValueError, match="at most"):
         Unpacker().feed(struct.pack("<I", MESSAGE_LIMIT + 1))
+
+
+def test_a_prompt_is_text_that_every_tokenizer_takes() -> None:
+    assert Prompt(text="be \U0001f600 kind\0").text == "be \U0001f600 kind\0"
+    with pytest.raises(RequestError, match="surrogate"):
+        Prompt(text="be \ud83d")

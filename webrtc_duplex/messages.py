@@ -54,6 +54,17 @@ class Prompt:
     audio_temperature: float | None = None
     audio_top_k: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises RequestError for text that no tokenizer takes: JSON can smuggle in half a surrogate pair."""
+        if self.text is not None and not _is_unicode(self.text):
+            sentence = "instructions must be Unicode text; here is half a surrogate pair"
+            raise RequestError(sentence, code="invalid_value", param="session.instructions")
+
+
+def _is_unicode(text: str) -> bool:
+    """False for text that cannot be written down as UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:

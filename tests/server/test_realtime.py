@@ -40,6 +40,7 @@ def test_a_model_without_voices_and_text_passes_over_wishes_for_them() -> None:
         ({"voice": "eve"}, "unknown_voice", "session.audio.output.voice"),
         ({"voice": 7}, "unknown_voice", "session.audio.output.voice"),
         ({"instructions": 7}, "invalid_value", "session.instructions"),
+        ({"instructions": "be \ud83d"}, "invalid_value", "session.instructions"),
         ({"instructions": "x" * 11}, "string_above_max_length", "session.instructions"),
         ({"seed": True}, "invalid_value", "session.seed"),
         ({"seed": -1}, "invalid_value", "session.seed"),
