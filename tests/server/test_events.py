@@ -222,6 +222,17 @@ async def test_a_reader_that_does_not_come_loses_statistics_and_is_then_cut_off(
     assert len([event async for event in listener]) == listener.DEPTH
 
 
+async def test_nothing_is_kept_for_a_reader_that_was_cut_off() -> None:
+    listener = events.QueueListener()
+    for _ in range(listener.DEPTH + 1):
+        listener({"type": "word"})
+    await anext(listener)
+    for _ in range(2 * listener.DEPTH):
+        listener({"type": "late"})
+    assert [event["type"] async for event in listener] == ["word"] * (listener.DEPTH - 1)
+    assert [event async for event in listener] == []
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -256,7 +267,7 @@ def test_strange_fields_are_passed_over(fields: dict[str, object], kind: str) ->
 
 def test_a_message_keeps_the_name_that_its_client_gave_it() -> None:
     message = events.read_message('{"type": "response.cancel", "event_id": "mine"}')
-    assert message == events.Message("mine", events.Silence(clears_buffer=False))
+    assert message == events.Message("mine", events.Silence())
 
 
 def test_so_many_messages_a_second_and_no_more() -> None:

@@ -126,16 +126,19 @@ class QueueListener:
     DEPTH = 256
 
     def __init__(self) -> None:
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._events = asyncio.Queue[Event | None](self.DEPTH + 1)  # the end has a place of its own
+        self._ended = False
         self.dropped = 0
 
     def __call__(self, event: Event | None) -> None:
-        if event is None or self._events.qsize() < self.DEPTH:
-            self._events.put_nowait(event)
-        elif event["type"] in STATISTICS:
+        if self._ended:
+            return
+        full = self._events.qsize() >= self.DEPTH
+        if full and event is not None and event["type"] in STATISTICS:
             self.dropped += 1
-        else:
-            self._events.put_nowait(None)
+            return
+        self._ended = full or event is None
+        self._events.put_nowait(None if self._ended else event)
 
     def __aiter__(self) -> "QueueListener":
         return self
@@ -363,8 +366,6 @@ class UpdateSession:
 class Silence:
     """`response.cancel`, `output_audio_buffer.clear`: not to be heard until the agent next pauses."""
 
-    clears_buffer: bool
-
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
@@ -419,10 +420,8 @@ def _command(fields: Mapping[str, Json]) -> Command:
             return UpdateSession(session)
         case {"type": "session.update"}:
             raise RequestError("session.update wants a `session` object", code="invalid_value", param="session")
-        case {"type": "response.cancel"}:
-            return Silence(clears_buffer=False)
-        case {"type": "output_audio_buffer.clear"}:
-            return Silence(clears_buffer=True)
+        case {"type": "response.cancel" | "output_audio_buffer.clear"}:
+            return Silence()
         case {"type": "response.create"}:
             return CreateResponse()
         case {"type": "input_audio_buffer.clear"}:
