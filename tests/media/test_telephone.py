@@ -74,6 +74,15 @@ def test_an_empty_or_endless_payload_is_no_sound(name: str) -> None:
     assert decoder.decode(bytes(10_000)) is None
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [1, 2, 30])
+def test_a_packet_of_hardly_any_sound_ends_a_concealment(name: str, size: int) -> None:
+    decoder = telephone.TelephoneDecoder(name)
+    decoder.conceal(CHUNK_SAMPLES)
+    pcm = decoder.decode(bytes(size))
+    assert pcm is not None and 0 < len(pcm) < CHUNK_SAMPLES
+
+
 def test_an_unknown_codec_is_refused_by_name() -> None:
     with pytest.raises(RequestError, match="'gsm'"):
         telephone.decoder("gsm", np.random.default_rng(0))

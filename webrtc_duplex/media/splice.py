@@ -82,7 +82,8 @@ def lengthen(pcm: Pcm, splice: Splice) -> Pcm:
 
 def faded_in(pcm: Pcm) -> Pcm:
     """`pcm` with its first 2.5 ms rising from nothing, where it would begin with a step."""
-    return np.concatenate([(pcm[: len(_SHORT_RISE)] * _SHORT_RISE).astype(np.int16), pcm[len(_SHORT_RISE) :]])
+    rise = _SHORT_RISE[: len(pcm)]
+    return np.concatenate([(pcm[: len(rise)] * rise).astype(np.int16), pcm[len(rise) :]])
 
 
 def crossed(out: Pcm, into: Pcm) -> Pcm:
