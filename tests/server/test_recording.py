@@ -75,7 +75,15 @@ def test_the_quota_ends_the_recording_and_the_file_is_whole(tmp_path: Path) -> N
             recording.hear(position, frame(1))
         assert recording.full
     assert len(read(tmp_path / "rtc_a.wav")) == 3
-    assert shelf.room() <= 10
+
+
+def test_calls_that_are_recorded_at_once_share_the_quota(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 2 * HEADER.size + 6 * FRAME_BYTES)
+    with shelf.recording("rtc_a") as one, shelf.recording("rtc_b") as other:
+        for position in range(50):
+            one.hear(position, frame(1))
+            other.hear(position, frame(1))
+    assert len(read(tmp_path / "rtc_a.wav")) + len(read(tmp_path / "rtc_b.wav")) == 6
 
 
 def test_what_lies_on_the_shelf_counts(tmp_path: Path) -> None:
@@ -94,7 +102,7 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path) -> None
     events = (tmp_path / "events").open("w")
     full = FileIO(os.open("/dev/full", os.O_RDWR), "w")
     with events, full, (tmp_path / "header").open("wb") as header:
-        recording = Recording(header, events, 10_000_000)
+        recording = Recording(header, events, Shelf(tmp_path, 10_000_000))
         recording._wav = full
         for position in range(30):
             recording.hear(position, frame(1))

@@ -10,7 +10,6 @@ import os
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -33,17 +32,25 @@ LATEST = 2
 """How many frames a half of a frame may come after its other half before silence stands in for it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Shelf:
-    """The directory that recordings go to, and how many bytes it may hold."""
+    """The directory that recordings go to, and how many bytes it may hold; one for all calls of a process."""
 
-    folder: Path
-    quota_bytes: int
+    def __init__(self, folder: Path, quota_bytes: int) -> None:
+        self.folder = folder
+        self._quota_bytes = quota_bytes
+        self._room = quota_bytes  # by the last look, less what was written since
 
-    def room(self) -> int:
-        """Bytes that may still be written, by what lies there now."""
+    def take(self, size: int) -> bool:
+        """Whether so many bytes may still be written; then they are counted."""
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
+    def _look(self) -> None:
+        """Other processes write here too, and somebody may tidy up."""
         used = sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
-        return max(0, self.quota_bytes - used)
+        self._room = max(0, self._quota_bytes - used)
 
     @contextmanager
     def recording(self, call_id: str) -> "Iterator[Recording]":
@@ -53,21 +60,22 @@ class Shelf:
             open(self.folder / f"{call_id}.wav", "xb", opener=_private) as wav,
             open(self.folder / f"{call_id}.jsonl", "x", encoding="utf-8", opener=_private) as events,
         ):
-            recording = Recording(wav, events, self.room())
+            self._look()
+            recording = Recording(wav, events, self)
             yield recording
             recording.finish()
 
 
 class Recording:
-    """Takes both voices frame by frame, by position, and the events; stops by itself when `room` bytes are used up."""
+    """Takes both voices frame by frame, by position, and the events; stops by itself when the shelf is full."""
 
-    def __init__(self, wav: BinaryIO, events: TextIO, room: int) -> None:
+    def __init__(self, wav: BinaryIO, events: TextIO, shelf: Shelf) -> None:
         self._wav = wav
         self._events = events
-        self._room = room - HEADER.size
+        self._shelf = shelf
         self._frames: dict[int, NDArray[np.int16]] = {}  # at most LATEST + 1 half-filled frames, by their place in time
         self._next = 0
-        self.full = self._room <= 0
+        self.full = not shelf.take(HEADER.size)
         """Whether the shelf's quota has ended the recording; the call goes on."""
         self._write_header()
 
@@ -121,14 +129,11 @@ class Recording:
                 self._write_header()
 
     def _afford(self, size: int) -> bool:
-        if not self.full and size > self._room:
+        if not self.full and not self._shelf.take(size):
             self.full = True
             self._frames.clear()
             logger.warning("the recordings' quota is used up; this recording ends here")
-        if self.full:
-            return False
-        self._room -= size
-        return True
+        return not self.full
 
     def _write_header(self) -> None:
         """The header for what is written so far; then both files are handed to the system."""

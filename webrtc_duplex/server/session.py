@@ -96,6 +96,8 @@ class Surroundings:
     metrics: Metrics
     ticker: Ticker
     line: Line
+    shelf: Shelf | None
+    """Where calls are recorded; None where none is."""
     clock: Callable[[], float]
 
 
@@ -416,11 +418,11 @@ class Session:
     @contextmanager
     def _recorded(self) -> Iterator[None]:
         """Write the call down meanwhile, if its caller has asked for it."""
-        folder = self._settings.recordings
-        if folder is None or not self._request.record:
+        shelf = self._around.shelf
+        if shelf is None or not self._request.record:
             yield
             return
-        with Shelf(folder, self._settings.recordings_quota_mb * 1_000_000).recording(self.id) as recording:
+        with shelf.recording(self.id) as recording:
             self._recording = recording
             note = partial(_note, recording)
             self._greet(note)
@@ -637,7 +639,9 @@ class Calls:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ticker = Ticker(clock, metrics.loop_lag.observe)
-        self._around = Surroundings(engine, settings, metrics, self._ticker, Line(), clock)
+        folder, quota_mb = settings.server.recordings, settings.server.recordings_quota_mb
+        shelf = Shelf(folder, quota_mb * 1_000_000) if folder is not None else None
+        self._around = Surroundings(engine, settings, metrics, self._ticker, Line(), shelf, clock)
         self._clock = clock
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -672,7 +676,7 @@ class Calls:
         """
         if request.id in self._sessions:
             raise RequestError(f"there is a call {request.id}", code="call_conflict", status=409)
-        if request.record and self._around.settings.server.recordings is None:
+        if request.record and self._around.shelf is None:
             raise RequestError("this server records no calls", code="recording_disabled", param="session.recording")
         session = self._sessions[request.id] = Session(request, self._around)
         offer = _Offer(request.offer, asyncio.get_running_loop().create_future())
