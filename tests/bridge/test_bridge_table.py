@@ -45,8 +45,8 @@ def test_a_call_that_no_route_fits_gets_the_default_agent() -> None:
 
 
 def test_an_agent_without_wishes_asks_the_server_for_nothing() -> None:
-    assert Agent().as_query() == {}
-    assert Agent(voice="NATF2", seed=0).as_query() == {"voice": "NATF2", "seed": "0"}
+    assert Agent().as_session() == {}
+    assert Agent(voice="NATF2", seed=0).as_session() == {"voice": "NATF2", "seed": 0}
 
 
 def test_the_headers_that_routes_ask_about_are_named_to_janus() -> None:
@@ -68,6 +68,7 @@ def test_a_key_hangs_up() -> None:
         ('[sip]\naddress = "sip:a@b"\n[[route]]\nheader = "X-Agent"', 'must read "Name: value"'),
         ('[sip]\naddress = "sip:a@b"\n[keys]\n"#" = "dance"', "it cannot do 'dance'"),
         ('[sip]\naddress = "sip:a@b"\n[keys]\n"x" = "hang_up"', "it does not know x"),
+        ('[sip]\naddress = "sip:a@b"\n[metrics]\nport = 70000', "metrics.port must be 1 to 65535, not 70000"),
         ('[sip]\naddress = "sip:a@b"\n[server]\napi_key_file = "gone"', "api_key_file gone cannot be read"),
     ],
 )

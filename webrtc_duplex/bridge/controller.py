@@ -98,7 +98,7 @@ class Bridge:
                 with self._metrics.busy.track_inprogress():
                     await self._take_or_decline(line, incoming)
             except JanusRefusedError as error:
-                logger.warning("line %d: Janus would not go on: %s", line.number, error)
+                logger.warning("line %d: a call came to nothing: %s", line.number, error)
 
     async def _take_or_decline(self, line: JanusHandle, incoming: JanusEvent) -> None:
         try:
@@ -109,16 +109,27 @@ class Bridge:
     async def _take(self, line: JanusHandle, incoming: JanusEvent) -> None:
         """One call from INVITE to BYE."""
         number, headers = called_number(incoming), headers_of(incoming)
-        if incoming.sdp is None:
-            raise ServerRefusedError(422, "an INVITE without an offer cannot be answered")
         async with self._server.call(incoming.sdp, self._settings.agent_for(number, headers)) as call:
             with self._metrics.talking() as ending:
-                await line.send("accept", jsep={"type": "answer", "sdp": call.answer})
+                await self._accept(line, call)
                 logger.info("%s: SIP call %s to %s is answered", call.call_id, incoming.call_id, number)
                 ending.by = await self._until_either_ends(line, call)
             logger.info("%s: ended by the %s", call.call_id, ending.by)
             if ending.by is not End.PHONE:
                 await line.send("hangup")
+
+    async def _accept(self, line: JanusHandle, call: ServerCall) -> None:
+        """Pick up. An INVITE without an offer gets the server's, and the phone's answer to that comes with its ACK."""
+        await line.send("accept", jsep={"type": call.type, "sdp": call.sdp})
+        if call.type == "offer":
+            accepted = await line.next_event("accepted", "hangup")
+            if accepted.sdp is None:
+                raise JanusRefusedError(f"the phone did not answer our offer: {accepted.name}")
+            try:
+                await self._server.answer(call, accepted.sdp)
+            except ServerRefusedError as refusal:  # too late to decline
+                await line.send("hangup")
+                raise JanusRefusedError(f"the server has no use for the phone's answer: {refusal}") from refusal
 
     async def _until_either_ends(self, line: JanusHandle, call: ServerCall) -> End:
         """Wait until either side ends the call; raises JanusRefusedError if Janus cannot go on with it."""

@@ -30,10 +30,12 @@ class ServerRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerCall:
-    """A call that the server has taken: its resource, the answer to the offer, and what proves that it is ours."""
+    """A call that the server has taken: its resource, what it says to the phone, and what proves that it is ours."""
 
     url: str
-    answer: str
+    type: str
+    """`answer`, or `offer` where the phone has made none."""
+    sdp: str
     headers: Mapping[str, str]
 
     @property
@@ -71,8 +73,11 @@ class Server:
         self._headers = _owner(api_key)
 
     @asynccontextmanager
-    async def call(self, offer: str, agent: Agent) -> AsyncIterator[ServerCall]:
-        """A call for this offer while the block runs; hung up when it ends. Raises ServerRefusedError."""
+    async def call(self, offer: str | None, agent: Agent) -> AsyncIterator[ServerCall]:
+        """A call for this offer while the block runs; hung up when it ends. Without an offer the server makes one.
+
+        Raises ServerRefusedError.
+        """
         call = await self._open(offer, agent)
         try:
             yield call
@@ -94,20 +99,28 @@ class Server:
                 logger.info("%s: the server does not tell how the call fares: %s", call.call_id, error)
             yield Sideband(socket)
 
-    async def _open(self, offer: str, agent: Agent) -> ServerCall:
-        headers = {**self._headers, "Content-Type": "application/sdp"}
-        limit = aiohttp.ClientTimeout(total=OPEN_S)
+    async def answer(self, call: ServerCall, sdp: str) -> None:
+        """Give the server the phone's answer to its offer. Raises ServerRefusedError."""
+        await self._post(call.url, {"type": "answer", "sdp": sdp}, call.headers)
+
+    async def _open(self, offer: str | None, agent: Agent) -> ServerCall:
+        wish = {"type": "request-offer"} if offer is None else {"type": "offer", "sdp": offer}
         url = f"{self._url}/v1/realtime/calls"
+        answer = await self._post(url, {**wish, "session": agent.as_session()}, self._headers)
+        match answer:
+            case {"call_id": str(call_id), "type": str(kind), "sdp": str(sdp), "client_secret": {"value": str(secret)}}:
+                return ServerCall(f"{url}/{call_id}", kind, sdp, _owner(secret))
+        raise ServerRefusedError(500, f"{url} is no server of ours")
+
+    async def _post(self, url: str, body: Mapping[str, object], headers: Mapping[str, str]) -> object:
+        limit = aiohttp.ClientTimeout(total=OPEN_S)
         try:
-            async with self._http.post(
-                url, params=agent.as_query(), data=offer, headers=headers, timeout=limit
-            ) as answer:
+            async with self._http.post(url, json=body, headers=headers, timeout=limit) as answer:
                 text = await answer.text()
-                if answer.status != 201:
+                if answer.status not in (200, 201):
                     raise ServerRefusedError(answer.status, _message(text), answer.headers.get("Retry-After"))
-                url = self._url + answer.headers["Location"]
-                return ServerCall(url, text, _owner(answer.headers.get("X-Call-Secret")) or self._headers)
-        except (aiohttp.ClientError, TimeoutError) as error:
+                return json.loads(text)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise ServerRefusedError(0, f"the server does not answer at {url}: {error}") from error
 
     async def _hang_up(self, call: ServerCall) -> None:

@@ -64,10 +64,10 @@ class Agent:
     instructions: str | None = None
     seed: int | None = None
 
-    def as_query(self) -> dict[str, str]:
-        """The query of `POST /v1/realtime/calls`."""
+    def as_session(self) -> dict[str, str | int]:
+        """The session object of `POST /v1/realtime/calls`."""
         wishes = {"voice": self.voice, "instructions": self.instructions, "seed": self.seed}
-        return {name: str(wish) for name, wish in wishes.items() if wish is not None}
+        return {name: wish for name, wish in wishes.items() if wish is not None}
 
 
 @dataclass(frozen=True, slots=True)
