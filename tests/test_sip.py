@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from tests.conftest import ROOT, missing
 from tests.phones import Janus, Phone, end, running_janus, running_phone, until_answered
 from tests.sip_answerer import answering
+from tests.sip_caller import offerless_caller
+from webrtc_duplex.audio import SAMPLE_RATE
 
 pytestmark = [pytest.mark.sip, pytest.mark.timeout(150)]
 
@@ -187,6 +189,17 @@ async def test_a_phone_behind_janus_hears_its_own_tone_from_the_echo_engine(
             await phone.hang_up()
             await until_free(8, 2)
         assert_clean_tone(*read_wav(phone.heard()))
+
+
+async def test_a_phone_that_makes_no_offer_gets_the_servers(tmp_path: Path, address: str) -> None:
+    async with running_server(tmp_path), running_exchange(tmp_path, address) as janus:
+        async with offerless_caller(address, (address, janus.sip_port())) as caller:
+            await asyncio.wait_for(caller.dial(), 10)
+            assert "PCMU/8000" in caller.offer
+            heard = await caller.talk(440, seconds=7)
+            caller.hang_up()
+            await until_free(8, 2)
+    assert_clean_tone(heard / 32768, SAMPLE_RATE)
 
 
 async def test_a_minute_long_call_has_no_gap(tmp_path: Path, address: str) -> None:
