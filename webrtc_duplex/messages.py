@@ -250,7 +250,10 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The engine ended this lease, and the row is free; `reason` is a code of `webrtc.md` 5.2, for programs."""
+    """The engine ended this lease, and the row is free.
+
+    `reason` is for programs: `connect_timeout`, `media_timeout`, `superseded`, `server_error`; `message` is for people.
+    """
 
     lease: Lease
     reason: str

@@ -144,7 +144,7 @@ class EngineClient:
 
     def _require(self) -> "_Engine":
         if self._engine is None or not self.ready:
-            raise EngineError("the engine is starting; try again in some seconds", retry_after_s=5.0)
+            raise EngineError("the engine is starting; try again in some seconds")
         return self._engine
 
     # ---- calls

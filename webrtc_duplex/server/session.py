@@ -5,8 +5,8 @@ import enum
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -80,7 +80,7 @@ class SessionState(enum.Enum):
 
 
 class CallOver(Exception):
-    """Ends the block of a call; `reason` is a code of `webrtc.md` 5.2, or `hangup`."""
+    """Ends the block of a call; `reason` is what `Session.ended_because` will say."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -120,7 +120,8 @@ class Session:
         """The peer connection's own answer; `sdp.finish_answer` makes it fit the caller's offer. Or its offer."""
         self.state = SessionState.CONNECTING
         self.ended_because: str | None = None
-        """A code of `webrtc.md` 5.2, or `hangup`, once the call is over."""
+        """Why, once the call is over: `hangup`, `drained`, `connect_timeout`, `ice_failed`, `dtls_failed`,
+        `idle_timeout`, `max_duration`, `evicted_slow`, or the code of the error that ended it."""
         self.feed = events.Feed()
         self.responses = events.Responses(self.feed, FRAME_S)
         self.turns = events.Turns(self.feed, self.responses)
@@ -134,7 +135,10 @@ class Session:
         self._live_at: float | None = None
         self._leg: Leg | None = None
         self._started = False
+        self._recorded = request.record
         self._recording: Recording | None = None
+        self._tape = ExitStack()
+        """What `_recording` has open."""
         self._offer: _Offer | None = None
         self._offers: asyncio.Queue[_Offer] = asyncio.Queue(1)  # a second one is refused
         self._messages: asyncio.Queue[events.Message] = asyncio.Queue(MESSAGES_WAITING)  # a further one is refused
@@ -153,7 +157,8 @@ class Session:
         self._count_state(+1)
         try:
             async with self._row(first) as stream:
-                with self._recorded():
+                with self._tape:
+                    self._record(self._recorded)
                     await self._converse(stream)
         except CallOver as over:
             self.ended_because = over.reason
@@ -415,22 +420,24 @@ class Session:
         while not self._offers.empty():
             _resolve(self._offers.get_nowait().answer, error)
 
-    @contextmanager
-    def _recorded(self) -> Iterator[None]:
-        """Write the call down meanwhile, if its caller has asked for it."""
+    def _record(self, wanted: bool) -> None:
+        """Write the call down from now on, or no longer. Raises RequestError on a server that records none."""
         shelf = self._around.shelf
-        if shelf is None or not self._request.record:
-            yield
+        if wanted and shelf is None:
+            raise _no_recordings()
+        self._recorded = wanted
+        if wanted is (self._recording is not None):
             return
-        with shelf.recording(self.id) as recording:
-            self._recording = recording
-            note = partial(_note, recording)
+        self._tape.close()
+        if wanted and shelf is not None:
+            self._recording = self._tape.enter_context(shelf.recording(self.id))
+            note = partial(_note, self._recording)
             self._greet(note)
-            try:
-                yield
-            finally:
-                self.feed.remove(note)
-                self._recording = None
+            self._tape.callback(self._stop_recording, note)
+
+    def _stop_recording(self, note: events.Listener) -> None:
+        self.feed.remove(note)
+        self._recording = None
 
     # ---- what others ask of it
 
@@ -494,7 +501,7 @@ class Session:
 
     def session(self) -> dict[str, Json]:
         """The session in force, as the API shows it."""
-        return {**session_object(self.id, self.prompt, self._card), "recording": self._request.record}
+        return {**session_object(self.id, self.prompt, self._card), "recording": self._recorded}
 
     @property
     def age_s(self) -> float:
@@ -560,6 +567,7 @@ class Session:
             case RequestError():
                 raise command
             case events.UpdateSession(session):
+                self._record(_wants_recording(session, self._recorded))
                 await self._update(read_session(session, self.prompt, self._card), stream)
                 self.feed.emit("session.updated", session=self.session())
             case events.Silence():
@@ -677,7 +685,7 @@ class Calls:
         if request.id in self._sessions:
             raise RequestError(f"there is a call {request.id}", code="call_conflict", status=409)
         if request.record and self._around.shelf is None:
-            raise RequestError("this server records no calls", code="recording_disabled", param="session.recording")
+            raise _no_recordings()
         session = self._sessions[request.id] = Session(request, self._around)
         offer = _Offer(request.offer, asyncio.get_running_loop().create_future())
         task = asyncio.create_task(self._carry(session, offer), name=f"call {request.id}")
@@ -734,6 +742,21 @@ class Calls:
             if self._clock() - ended_at < ENDED_CALLS_KEPT_S and len(self._ended) <= MOST_ENDED_CALLS:
                 return
             self._ended.popitem(last=False)
+
+
+def _wants_recording(session: Mapping[str, Json], base: bool) -> bool:
+    """Raises RequestError for what is neither true nor false."""
+    wanted = session.get("recording")
+    if wanted is None:
+        return base
+    if not isinstance(wanted, bool):
+        message = f"recording must be true or false, not {wanted!r:.40}"
+        raise RequestError(message, code="invalid_value", param="session.recording")
+    return wanted
+
+
+def _no_recordings() -> RequestError:
+    return RequestError("this server records no calls", code="recording_disabled", param="session.recording")
 
 
 def _note(recording: Recording, event: events.Event | None) -> None:

@@ -217,7 +217,7 @@ class Transport:
 
     @property
     def failure(self) -> str | None:
-        """Why there is no connection, as a code of `webrtc.md` 5.2; None if it was closed in good order."""
+        """Why there is no connection, for `Session.ended_because`; None if it was closed in good order."""
         if self._pc.connectionState != "failed":
             return None
         if self._pc.iceConnectionState == "failed":
