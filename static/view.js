@@ -47,15 +47,15 @@ const ENDINGS = {
 
 /** Hints for `ext.warning`. @type {Record<string, string>} */
 export const HINTS = {
-  echo_suspected: "The agent may be hearing itself. Headphones help.",
   input_silent: "The agent hears only silence. Is this the right microphone?",
   gpu_late: "The server is busy; answers may come late.",
-  clock_drift: "Your sound card’s clock is off; small glitches are possible.",
 };
+
 export const find = (/** @type {string} */ id) => /** @type {HTMLElement} */ (document.getElementById(id));
 export const input = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (document.getElementById(id));
 export const select = (/** @type {string} */ id) => /** @type {HTMLSelectElement} */ (document.getElementById(id));
 export const button = (/** @type {string} */ id) => /** @type {HTMLButtonElement} */ (document.getElementById(id));
+
 /** @param {keyof typeof PHASES} phase */
 export function showPhase(phase) {
   const inCall = RUNNING.includes(phase);
