@@ -308,7 +308,7 @@ def _prompt_heard(logits: Tensor, batch: Batch) -> tuple[Tensor, float]:
     """Loss of telling role and voice at every live column, and how often both are told rightly."""
     owner = batch.live.nonzero()[:, 0]
     roles, voices = batch.roles[owner], batch.voices[owner]
-    role, voice = logits.split([len(ROLES), len(AGENT_VOICES)], 1)
+    role, voice = logits[:, : len(ROLES)], logits[:, len(ROLES) :]
     right = (role.argmax(1) == roles) & (voice.argmax(1) == voices)
     return F.cross_entropy(role, roles) + F.cross_entropy(voice, voices), float(right.float().mean())
 
