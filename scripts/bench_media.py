@@ -27,13 +27,10 @@ import fcntl
 import json
 import multiprocessing
 import os
-import socket
 import struct
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -56,10 +53,11 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.stress_peers import children_of, cpu_seconds  # noqa: E402
+from scripts.stress_peers import await_ready, children_of, cpu_seconds, free_port  # noqa: E402
 from tests.relay import Link, Network  # noqa: E402
 from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, Pcm  # noqa: E402
 from webrtc_duplex.client.call import DECODER_QUEUE, JITTER_BUFFER  # noqa: E402
+from webrtc_duplex.media.jitter import signed  # noqa: E402
 from webrtc_duplex.media.opus import RTP_CLOCK, Decoder, Encoder  # noqa: E402
 
 if TYPE_CHECKING:
@@ -249,7 +247,7 @@ class Caller:
             return
         self._measure_pacing([packet for packet in came if packet.at >= since])
         first = came[0].timestamp
-        places = [_signed(packet.timestamp - first) * SAMPLE_RATE // RTP_CLOCK for packet in came]
+        places = [signed(packet.timestamp - first, 32) * SAMPLE_RATE // RTP_CLOCK for packet in came]
         heard = np.zeros(max(places) + CHUNK_SAMPLES, np.int16)
         times = np.full(len(heard), np.nan)
         decoder = Decoder()
@@ -263,7 +261,7 @@ class Caller:
 
     def _measure_pacing(self, came: list[Came]) -> None:
         for before, after in zip(came, came[1:], strict=False):
-            if _signed(after.timestamp - before.timestamp) == TICKS:
+            if signed(after.timestamp - before.timestamp, 32) == TICKS:
                 self.outcome.gaps_s.append(after.at - before.at)
 
     def _measure_delay(self, likeness: NDArray[np.float64], times: NDArray[np.float64], since: float) -> None:
@@ -295,10 +293,6 @@ def _arrived_at(number: int) -> float:
 def _send_if_open(transport: asyncio.DatagramTransport, data: bytes, address: tuple[str, int]) -> None:
     if not transport.is_closing():
         transport.sendto(data, address)
-
-
-def _signed(difference: int) -> int:
-    return (difference + 0x80000000) % 0x100000000 - 0x80000000
 
 
 # ---- a process of callers
@@ -495,7 +489,7 @@ class Server:
 @contextmanager
 def running(name: str, rows: int, core: int | None) -> Iterator[Server]:
     """Start a server, wait until it is ready, end it."""
-    port = _free_port()
+    port = free_port()
     ours = [sys.executable, "-m", "webrtc_duplex", "serve", "--model", "echo", "--port", str(port), "--rows", str(rows)]
     plain = [sys.executable, __file__, "--serve-plain", str(port)]
     process = subprocess.Popen(
@@ -507,7 +501,7 @@ def running(name: str, rows: int, core: int | None) -> Iterator[Server]:
     )
     try:
         url = f"http://127.0.0.1:{port}"
-        _wait_ready(name, url, process)
+        await_ready(url, process, PATIENCE_S)
         for engine in children_of(process.pid):
             os.sched_setaffinity(engine, os.sched_getaffinity(0))
         yield Server(name, url, process.pid)
@@ -518,24 +512,6 @@ def running(name: str, rows: int, core: int | None) -> Iterator[Server]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_ready(name: str, url: str, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=1):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    raise SystemExit(f"the {name} server did not come up; start it by hand to see why")
 
 
 def play_round(server: Server, faults: list[str], seconds: float, seed: int, cores: Cores) -> Round:
