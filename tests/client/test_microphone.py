@@ -1,3 +1,5 @@
+"""What the client sends: paced, bounded, never silent."""
+
 import asyncio
 
 import numpy as np

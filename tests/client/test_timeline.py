@@ -1,3 +1,5 @@
+"""What a caller heard, counted on timelines made by hand."""
+
 import numpy as np
 import pytest
 

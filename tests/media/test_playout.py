@@ -74,7 +74,6 @@ def test_a_lead_that_is_no_longer_needed_is_given_back() -> None:
     playout = Playout()
     sent = run(playout, every_tick([ramp(n) for n in range(200)], lambda n: 0.01 * (n == 5)), 25.9)
     gaps = np.diff([when for when, _ in sent])
-    assert sent[-1][0] == pytest.approx(25.98, abs=0.0015) or sent[-1][0] < 25.9
     last = [when - 10 - FRAME_S * (slot.position or 0) for when, slot in sent if slot.position == 198][0]
     assert 0 <= last < 0.0025
     assert gaps.min() >= CHUNK_S - 0.0011
@@ -124,7 +123,6 @@ def test_an_interruption_drops_what_has_not_left_and_keeps_the_timeline() -> Non
     assert timestamps(rest) == list(range(480, 480 * (len(rest) + 1), 480))
     faded = rest[0][1].pcm
     assert np.abs(faded[:120]).max() > 2000 and abs(int(faded[-1])) < 10
-    assert playout.flush() in (0, 1, 2, 3)
 
 
 def test_more_than_two_frames_are_not_kept() -> None:
@@ -184,10 +182,10 @@ def test_a_server_held_up_for_long_lets_time_pass_instead_of_a_burst() -> None:
     for n in range(2):
         playout.push(ramp(n), n, 10 + FRAME_S * n)
     playout.pop(10.0)
-    slot = playout.pop(10.5)
-    assert playout.next_due > 10.48
-    assert slot is None or slot.timestamp >= 24 * CHUNK_SAMPLES
-    assert playout.counters.dropped == 7
+    assert playout.pop(10.5) is None and playout.counters.dropped == 7
+    slot = playout.pop(playout.next_due)
+    assert slot is not None and slot.timestamp == 25 * CHUNK_SAMPLES and not slot.pcm[-1]
+    assert playout.next_due == pytest.approx(10.52)
 
 
 def test_rtp_time_goes_on_while_nobody_paces() -> None:

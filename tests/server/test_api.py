@@ -25,6 +25,7 @@ from tests.server.served import (
     peer,
     serving,
 )
+from webrtc_duplex.server.app import DESK
 from webrtc_duplex.settings import AccessSettings, IceSettings, Settings
 
 FRAGMENT = {"Content-Type": "application/trickle-ice-sdpfrag"}
@@ -356,8 +357,6 @@ async def test_prompts_stay_out_of_the_log(http: Http, caplog: pytest.LogCapture
 
 
 async def test_a_server_that_drains_takes_no_more_calls(http: Http) -> None:
-    from webrtc_duplex.server.app import DESK
-
     desk = http.app[DESK]
     call = await open_call(http)
     draining = asyncio.create_task(desk.drain(30))

@@ -1,3 +1,5 @@
+"""The application around its routes: health, the page, what a failure becomes."""
+
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -1,3 +1,5 @@
+"""Who may come in, and whose a call is."""
+
 import inspect
 from pathlib import Path
 

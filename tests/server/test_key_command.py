@@ -1,3 +1,5 @@
+"""`webrtc-duplex key`."""
+
 import argparse
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""How often one may ask."""
+
 import pytest
 
 from webrtc_duplex.errors import RequestError

@@ -1,3 +1,5 @@
+"""Names of calls, and the places in them."""
+
 import pytest
 
 from webrtc_duplex.errors import CallNotFoundError

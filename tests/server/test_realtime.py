@@ -1,3 +1,5 @@
+"""The session object, and the prompt it stands for."""
+
 import pytest
 
 from webrtc_duplex.errors import RequestError

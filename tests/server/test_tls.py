@@ -1,3 +1,5 @@
+"""HTTPS by files, and by a certificate made at start."""
+
 import ssl
 from pathlib import Path
 
