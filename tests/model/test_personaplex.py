@@ -132,7 +132,7 @@ def test_hints_change_no_bit() -> None:
         state.sampler.set_row(1, 0, SamplingConfig(0.0, 0, 0.0, 0))
         rows = []
         for index, frame in enumerate(heard):
-            hints = Hints(greedy=True, columns=len(COLUMNS) + index + 1) if hinted else Hints()
+            hints = Hints(lanes=1, greedy=True, columns=len(COLUMNS) + index + 1) if hinted else Hints()
             answer = MODEL.lm.answer(MODEL.lm.complete(frame.expand(4, -1), ROWS, state), ROWS, state, hints)
             rows.append(torch.cat([answer.codes[0].float(), answer.hidden[0], answer.best[0]]))
         said.append(torch.stack(rows))

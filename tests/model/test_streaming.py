@@ -44,15 +44,17 @@ def attend_at_once(qkv: Tensor, window: int) -> Tensor:
     return torch.einsum("hts,shd->thd", logits.softmax(-1), values).flatten(1)
 
 
-def attend_stepwise(qkv: Tensor, capacity: int, count: int, rows: int, row: int, used: bool = False) -> Tensor:
+def attend_stepwise(
+    qkv: Tensor, capacity: int, count: int, rows: int, row: int, used: bool = False, lanes: int | None = None
+) -> Tensor:
     """The same, `count` positions a step, in one row of some, beside the scratch row: [T, H * d]."""
     state, position = ring(rows, capacity), torch.zeros(rows + 1, dtype=torch.int64)
-    lanes = torch.tensor([row, rows, rows, rows])
+    listed = torch.tensor([row, rows, rows, rows])
     seen = []
     for start in range(0, len(qkv), count):
-        window = StepWindow.open(position, lanes, count, state, FREQUENCIES, start + count if used else None)
+        window = StepWindow.open(position, listed, count, state, FREQUENCIES, start + count if used else None, lanes)
         seen.append(window.attend(qkv[None, start : start + count].repeat(4, 1, 1, 1, 1), state)[0])
-        position.index_add_(0, lanes, torch.full_like(lanes, count))
+        position.index_add_(0, listed, torch.full_like(listed, count))
     return torch.cat(seen)
 
 
@@ -69,10 +71,13 @@ def test_of_two_positions_a_step_the_earlier_sees_one_key_fewer_once_the_ring_is
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_attention_in_place_equals_attention_over_copies(count: int) -> None:
-    qkv = projections(20, seed=2)
-    in_place, copied = (attend_stepwise(qkv, 7, count, rows, row=1) for rows in (3, 40))
-    torch.testing.assert_close(in_place, copied)
+def test_attention_in_place_over_copies_and_without_padding_is_the_same_bit_for_bit(count: int) -> None:
+    qkv = projections(90, seed=2)
+    for capacity in (7, 70):
+        in_place = attend_stepwise(qkv, capacity, count, rows=3, row=1)
+        assert torch.equal(attend_stepwise(qkv, capacity, count, rows=40, row=1), in_place)
+        assert torch.equal(attend_stepwise(qkv, capacity, count, rows=40, row=1, lanes=1), in_place)
+        assert torch.equal(attend_stepwise(qkv, capacity, count, rows=2, row=1, lanes=1), in_place)
 
 
 @pytest.mark.parametrize("capacity", [70, 200])
@@ -101,7 +106,7 @@ def test_a_step_goes_on_where_a_chunk_ended() -> None:
     chunk = qkv[None, :29].clone()
     ChunkWindow.open(1, 0, 29, state, FREQUENCIES).attend(chunk, state)
     lanes = torch.tensor([1, 2])
-    window = StepWindow.open(position, lanes, 1, state, FREQUENCIES, None)
+    window = StepWindow.open(position, lanes, 1, state, FREQUENCIES, None, None)
     last = window.attend(qkv[None, 29:].repeat(2, 1, 1, 1, 1), state)[0]
     torch.testing.assert_close(last, attend_at_once(qkv, capacity)[29:])
 

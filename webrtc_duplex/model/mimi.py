@@ -352,7 +352,7 @@ class CodecTransformer(nn.Module):
     def run(self, x: Tensor, state: CodecState, rows: Tensor, hints: Hints) -> None:
         """Run x [B, 2, D] through the layers in place."""
         used = None if hints.frames is None else LATENTS * hints.frames
-        window = open_window(state.position, rows, LATENTS, state.rings[0], self.frequencies, used)
+        window = open_window(state.position, rows, LATENTS, state.rings[0], self.frequencies, used, hints.lanes)
         for layer, ring in zip(self.layers, state.rings, strict=True):
             layer.run(x, window, ring)
         state.position.index_add_(0, rows, torch.full_like(rows, LATENTS))

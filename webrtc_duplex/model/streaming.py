@@ -72,8 +72,8 @@ class Window(Protocol):
 class StepWindow:
     """T new positions for each listed row, all appended before attention; made once a step, used by every layer.
 
-    Where at least half of all rows are listed, attention runs over all rows in place and the listed ones are picked
-    from its result: for 8 rows of 300 keys, copying the listed rows' keys costs twice what attention itself does.
+    Where at least half of all rows are served, attention runs over all rows in place and the served ones are picked
+    from its result: for 8 rows of 300 keys, copying the served rows' keys costs twice what attention itself does.
     """
 
     rows: Tensor
@@ -83,27 +83,40 @@ class StepWindow:
     rotation: Tensor
     """complex64 [B, T, 1, 1, d / 2]"""
     mask: Tensor
-    """0 or -inf, [B or rows + 1, 1, T, span]"""
+    """0 or -inf, [served lanes or rows, 1, T, span]"""
+    served: int
+    """Lanes that attend; the rest is padding and gets 0"""
     in_place: bool
 
     @classmethod
     def open(
-        cls, positions: Tensor, rows: Tensor, count: int, ring: Ring, frequencies: Tensor, used: int | None
+        cls,
+        positions: Tensor,
+        rows: Tensor,
+        count: int,
+        ring: Ring,
+        frequencies: Tensor,
+        used: int | None,
+        lanes: int | None,
     ) -> Self:
         """`count` new positions from each listed row's `positions` [rows + 1] on, for rings like `ring`.
 
-        `used`: the host knows that none of the listed rows will have more positions than that behind it; slots that
-        cannot be in use are not read. Spans are multiples of 64, among which an attention's bits do not depend on it.
+        What the host knows (`Hints`): only the first `lanes` lanes serve a row, so that the scratch row is not read;
+        none of their rows will have more than `used` positions behind it, so that slots beyond are not read. Spans are
+        multiples of 64, among which an attention's bits do not depend on it.
         """
         steps = torch.arange(count, device=positions.device)
         listed = positions.index_select(0, rows)[:, None] + steps  # [B, T]
-        in_place = 2 * rows.shape[0] >= positions.shape[0]
+        served, seats = (len(rows), positions) if lanes is None else (lanes, positions[:-1])
+        in_place = 2 * served >= len(seats)
+        queries = seats[:, None] + steps if in_place else listed[:served]
         span = ring.capacity if used is None else min(ring.capacity, -(-used // SPAN_STEP) * SPAN_STEP)
         return cls(
             rows=rows,
             slots=listed.remainder(ring.capacity),
             rotation=rotation(listed, frequencies)[:, :, None, None],
-            mask=ring_mask(positions[:, None] + steps if in_place else listed, ring.capacity, span, ring.keys.dtype),
+            mask=ring_mask(queries, ring.capacity, span, ring.keys.dtype),
+            served=served,
             in_place=in_place,
         )
 
@@ -111,16 +124,23 @@ class StepWindow:
         rotate(qkv[:, :, :2], self.rotation)
         query, keys, values = qkv.unbind(2)  # [B, T, H, d] each
         append(ring, self.rows, self.slots, keys, values)
+        if not self.served:
+            return torch.zeros_like(query).flatten(2)
         span = self.mask.shape[-1]
-        remembered = ring.keys[:, :, :span], ring.values[:, :, :span]
-        return (self._in_place(query, *remembered) if self.in_place else self._copied(query, *remembered)).flatten(2)
+        attend_to = self._in_place if self.in_place else self._copied
+        attended = attend_to(query[: self.served], ring.keys[:, :, :span], ring.values[:, :, :span])
+        if self.served < len(query):
+            attended = torch.cat([attended, torch.zeros_like(query[self.served :])])
+        return attended.flatten(2)
 
     def _in_place(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        queries = query.new_zeros(len(keys), *query.shape[1:]).index_copy_(0, self.rows, query)
-        return attend(queries, keys, values, self.mask).index_select(0, self.rows)
+        seats, rows = len(self.mask), self.rows[: self.served]
+        queries = query.new_zeros(seats, *query.shape[1:]).index_copy_(0, rows, query)
+        return attend(queries, keys[:seats], values[:seats], self.mask).index_select(0, rows)
 
     def _copied(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return attend(query, keys.index_select(0, self.rows), values.index_select(0, self.rows), self.mask)
+        rows = self.rows[: self.served]
+        return attend(query, keys.index_select(0, rows), values.index_select(0, rows), self.mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +161,18 @@ class KernelWindow:
 
 
 def open_window(
-    positions: Tensor, rows: Tensor, count: int, ring: Ring, frequencies: Tensor, used: int | None
+    positions: Tensor,
+    rows: Tensor,
+    count: int,
+    ring: Ring,
+    frequencies: Tensor,
+    used: int | None = None,
+    lanes: int | None = None,
 ) -> Window:
     """The window of a step, `StepWindow.open`, or its fast twin."""
     if ops.usable(rows):
         return KernelWindow.open(positions, rows, count, ring, frequencies)
-    return StepWindow.open(positions, rows, count, ring, frequencies, used)
+    return StepWindow.open(positions, rows, count, ring, frequencies, used, lanes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class Temporal(nn.Module):
     def step(self, columns: Tensor, state: TemporalState, rows: Tensor, hints: Hints = NO_HINTS) -> Tensor:
         """The next column [B, 17] of each listed row -> hidden [B, D]."""
         x = self.embed(columns)[:, None]
-        window = open_window(state.position, rows, 1, state.rings[0], self.frequencies, hints.columns)
+        window = open_window(state.position, rows, 1, state.rings[0], self.frequencies, hints.columns, hints.lanes)
         hidden = self._run(x, window, state)
         state.position.index_add_(0, rows, torch.ones_like(rows))
         return hidden[:, 0]
