@@ -14,6 +14,7 @@ import pytest
 
 from tests.engine_doubles import tone
 from tests.server.peer import House, Peer, call, house, in_state
+from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.errors import CapacityError, RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server.session import CallRequest, SessionState
@@ -105,6 +106,39 @@ async def test_a_call_is_recorded_where_its_caller_asks_for_it(tmp_path: Path) -
     assert stereo.shape[0] >= 20 * 1920 and np.abs(stereo).max(axis=0).min() > 1000
     kinds = [json.loads(line)["type"] for line in (tmp_path / "recordings/rtc_1.jsonl").read_text().splitlines()]
     assert kinds[0] == "session.created" and session.session()["recording"] is True
+
+
+async def test_recording_is_switched_on_and_off_and_on_in_the_middle_of_a_call(tmp_path: Path) -> None:
+    folder = tmp_path / "recordings"
+    async with (
+        house(tmp_path, server=ServerSettings(recordings=folder)) as full,
+        call(full, channel="oai-events") as (
+            peer,
+            session,
+        ),
+    ):
+        await full.frames_heard(10)
+        for number, wanted in enumerate((True, False, True), start=1):
+            peer.tell({"type": "session.update", "session": {"recording": wanted}})
+            while len(updates := [e for e in peer.events if e["type"] == "session.updated"]) < number:
+                await asyncio.sleep(0.01)
+            assert updates[-1]["session"]["recording"] is wanted
+            await full.frames_heard(10 + 10 * number)
+        await session.hang_up()
+        assert {path.name for path in folder.iterdir()} == {
+            f"{session.id}{second}.{kind}" for second in ("", "-2") for kind in ("wav", "jsonl")
+        }
+        with wave.open(str(folder / f"{session.id}.wav")) as first:
+            assert 8 <= first.getnframes() / FRAME_SAMPLES <= 14  # it begins where it was asked for
+
+
+async def test_a_recording_that_is_neither_on_nor_off_is_an_error(tmp_path: Path) -> None:
+    async with house(tmp_path) as full, call(full, channel="oai-events") as (peer, _):
+        await full.frames_heard(2)
+        for wanted, code in (("yes", "invalid_value"), (True, "recording_disabled")):
+            before = len(peer.events)
+            peer.tell({"type": "session.update", "session": {"recording": wanted}})
+            assert (await peer.event("error", before))["error"]["code"] == code
 
 
 async def test_a_server_without_a_place_for_recordings_says_so(one_row: House) -> None:

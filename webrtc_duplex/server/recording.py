@@ -4,6 +4,7 @@ Both are written as the call goes: after a crash they are whole up to the last s
 listener beside the server would hear them: the model says frame p while the caller speaks frame p + 1.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -54,11 +55,16 @@ class Shelf:
 
     @contextmanager
     def recording(self, call_id: str) -> "Iterator[Recording]":
-        """The recording of one call; finished and closed when the block ends. Its files are readable by their owner."""
+        """A recording of one call; finished and closed when the block ends. Its files are readable by their owner.
+
+        The second one of the same call is called `CALL-2`, and so on.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        names = itertools.chain([call_id], (f"{call_id}-{n}" for n in itertools.count(2)))
+        name = next(name for name in names if not (self.folder / f"{name}.wav").exists())
         with (
-            open(self.folder / f"{call_id}.wav", "xb", opener=_private) as wav,
-            open(self.folder / f"{call_id}.jsonl", "x", encoding="utf-8", opener=_private) as events,
+            open(self.folder / f"{name}.wav", "xb", opener=_private) as wav,
+            open(self.folder / f"{name}.jsonl", "x", encoding="utf-8", opener=_private) as events,
         ):
             self._look()
             recording = Recording(wav, events, self)
@@ -74,6 +80,7 @@ class Recording:
         self._events = events
         self._shelf = shelf
         self._frames: dict[int, NDArray[np.int16]] = {}  # at most LATEST + 1 half-filled frames, by their place in time
+        self._begins_at: int | None = None
         self._next = 0
         self.full = not shelf.take(HEADER.size)
         """Whether the shelf's quota has ended the recording; the call goes on."""
@@ -113,7 +120,14 @@ class Recording:
             self._frames.clear()
             logger.error("a recording ends here: %s", error)
 
+    @property
+    def _written(self) -> int:
+        """Frames so far."""
+        return self._next - (self._begins_at or 0)
+
     def _put(self, place: int, channel: int, frame: Pcm) -> None:
+        if self._begins_at is None:
+            self._begins_at = self._next = place
         if place < self._next or self.full:
             return
         stereo = self._frames.setdefault(place, np.zeros((FRAME_SAMPLES, CHANNELS), np.int16))
@@ -125,7 +139,7 @@ class Recording:
             stereo = self._frames.pop(self._next, None)
             self._wav.write(bytes(FRAME_BYTES) if stereo is None else stereo.tobytes())
             self._next += 1
-            if self._next % FRAMES_A_SECOND == 0:
+            if self._written % FRAMES_A_SECOND == 0:
                 self._write_header()
 
     def _afford(self, size: int) -> bool:
@@ -137,7 +151,7 @@ class Recording:
 
     def _write_header(self) -> None:
         """The header for what is written so far; then both files are handed to the system."""
-        size = self._next * FRAME_BYTES
+        size = self._written * FRAME_BYTES
         facts = (b"RIFF", 36 + size, b"WAVE", b"fmt ", 16, 1, CHANNELS, SAMPLE_RATE, SAMPLE_RATE * CHANNELS * 2)
         self._wav.seek(0)
         self._wav.write(HEADER.pack(*facts, CHANNELS * 2, 16, b"data", size))

@@ -421,19 +421,28 @@ class Session:
             _resolve(self._offers.get_nowait().answer, error)
 
     def _record(self, wanted: bool) -> None:
-        """Write the call down from now on, or no longer. Raises RequestError on a server that records none."""
-        shelf = self._around.shelf
-        if wanted and shelf is None:
-            raise _no_recordings()
-        self._recorded = wanted
+        """Write the call down from now on, or no longer.
+
+        Raises RequestError on a server that records none, EngineError where its disk does not take any.
+        """
         if wanted is (self._recording is not None):
             return
         self._tape.close()
-        if wanted and shelf is not None:
-            self._recording = self._tape.enter_context(shelf.recording(self.id))
-            note = partial(_note, self._recording)
-            self._greet(note)
-            self._tape.callback(self._stop_recording, note)
+        self._recorded = False
+        if wanted:
+            self._begin_recording()
+
+    def _begin_recording(self) -> None:
+        if self._around.shelf is None:
+            raise _no_recordings()
+        try:
+            self._recording = self._tape.enter_context(self._around.shelf.recording(self.id))
+        except OSError as error:
+            raise EngineError(f"the call cannot be recorded: {error.strerror}", code="recording_failed") from error
+        self._recorded = True
+        note = partial(_note, self._recording)
+        self._greet(note)
+        self._tape.callback(self._stop_recording, note)
 
     def _stop_recording(self, note: events.Listener) -> None:
         self.feed.remove(note)
