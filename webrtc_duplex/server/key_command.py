@@ -1,7 +1,6 @@
 """`webrtc-duplex key`: a new API key, and the line that stands for it in the server's key file."""
 
 import argparse
-import sys
 
 from webrtc_duplex.server.auth import digest, new_key
 
@@ -14,6 +13,6 @@ def add_key_command(commands: "argparse._SubParsersAction[argparse.ArgumentParse
 
 def _run(options: argparse.Namespace) -> int:
     key = new_key()
-    sys.stdout.write(f"key, for the caller:         {key}\n")
-    sys.stdout.write(f"line, for the --api-key-file: {digest(key).hex()}  {options.whose}".rstrip() + "\n")
+    print(f"key, for the caller:         {key}")
+    print(f"line, for the --api-key-file: {digest(key).hex()}  {options.whose}".rstrip())
     return 0
