@@ -45,6 +45,8 @@ LOG_LINES = 60
 SETTLE_S = 2
 """How a call begins and ends is not judged by its tone."""
 
+SWITCHED = ["not recorded", "recorded", "not recorded"]
+
 Samples = NDArray[np.float64]
 
 
@@ -247,6 +249,28 @@ async def test_each_key_arrives_once_and_the_chosen_one_hangs_up(tmp_path: Path,
             await until_free(8, 2)
     keys = re.findall(r"key (\S)", (tmp_path / "bridge.log").read_text())
     assert "".join(keys) == "0123456789*#"
+
+
+async def test_a_key_switches_the_recording_on_and_off(tmp_path: Path, address: str) -> None:
+    shelf = tmp_path / "recordings"
+    async with (
+        running_server(tmp_path, "echo", 8, "--recordings", str(shelf)),
+        running_exchange(tmp_path, address) as janus,
+        running_phone(tmp_path / "phone", address, "ausine,440", "pcmu") as phone,
+    ):
+        await dialled(phone, janus, address)
+        await asyncio.sleep(1.5)
+        await phone.press("*")
+        await asyncio.sleep(3)
+        await phone.press("*")
+        async with asyncio.timeout(3):
+            while re.findall("it is (not recorded|recorded)", (tmp_path / "bridge.log").read_text()) != SWITCHED:
+                await asyncio.sleep(0.1)
+        (recording,) = shelf.glob("*.wav")
+        sound, rate = read_wav(recording)
+        assert 2 < len(sound) / rate < 5
+        assert np.abs(sound).max() > 0.1
+        await phone.hang_up()
 
 
 async def test_when_the_agent_side_ends_the_phone_is_told(tmp_path: Path, address: str) -> None:
