@@ -7,6 +7,8 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.test_utils import make_mocked_request
 from aiortc import RTCSessionDescription
 from aiortc.mediastreams import AudioStreamTrack
 from hypothesis import given
@@ -26,7 +28,8 @@ from tests.server.served import (
     serving_without_engine,
 )
 from webrtc_duplex.errors import RequestError
-from webrtc_duplex.server.reading import JSON_BYTES, SDP_BYTES, parse_form, parse_json, read_query
+from webrtc_duplex.server import reading
+from webrtc_duplex.server.reading import JSON_BYTES, SDP_BYTES, parse_form, parse_json, read_body, read_query
 
 
 @pytest.fixture
@@ -260,6 +263,8 @@ async def test_too_large_a_body_is_refused_whether_it_says_its_length_or_not(htt
         ("multipart/form-data; boundary=b", b"no boundary"),
         ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; name=session\r\n\r\n{}\r\n--b--"),
         ("multipart/form-data; boundary=b", b"--b\r\nbroken header\r\n\r\n"),
+        ("multipart/form-data; boundary=b", b"--b\r\nno empty line\r\n--b--"),
+        ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name=""\r\n\r\n' * 17 + b"--b--"),
         ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data; name=sdp\r\n\r\nv=0"),
     ],
 )
@@ -267,6 +272,30 @@ async def test_a_broken_form_is_refused(http: Http, kind: str, body: bytes) -> N
     answer = await http.post(CALLS, data=body, headers={"Content-Type": kind})
     status, code, _ = await error_of(answer)
     assert (status, code) in ((400, "invalid_multipart"), (400, "invalid_sdp"))
+
+
+def test_a_form_in_a_form_is_not_opened() -> None:
+    inner = "".join(f"--c{n}\r\nContent-Type: multipart/mixed; boundary=c{n + 1}\r\n\r\n" for n in range(2000))
+    body = f'--b\r\nContent-Disposition: form-data; name="sdp"\r\n\r\n{inner}\r\n--b--\r\n'
+    assert parse_form('multipart/form-data; charset=x; Boundary="b"', body.encode()) == {"sdp": inner.encode()}
+
+
+async def test_who_leaves_in_the_middle_of_a_body_is_no_fault_of_ours() -> None:
+    body = aiohttp.StreamReader(BaseProtocol(asyncio.get_running_loop()), limit=SDP_BYTES)
+    body.set_exception(ConnectionResetError("Connection lost"))
+    with pytest.raises(RequestError, match="cannot be read"):
+        await read_body(make_mocked_request("POST", CALLS, payload=body), SDP_BYTES)
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BODY_S", 0)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"v=0"
+        await asyncio.Event().wait()
+
+    async with http.post(CALLS, data=pieces(), headers=SDP) as answer:
+        assert await error_of(answer) == (408, "request_timeout", None)
 
 
 async def test_too_large_a_form_is_refused(http: Http) -> None:

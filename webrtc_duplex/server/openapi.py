@@ -14,6 +14,7 @@ REFUSALS = {
     401: "a key or secret is wanted",
     403: "known, but not allowed",
     404: "there is no such call, model or session",
+    408: "the body did not come in time",
     409: "there is one already",
     410: "the process that held the call is gone",
     412: "the ICE session is another by now",
@@ -25,7 +26,7 @@ REFUSALS = {
     429: "too often, or too many",
     503: "every row is leased, or the engine cannot serve",
 }
-OPENING = (400, 401, 403, 404, 413, 415, 422, 429, 503)
+OPENING = (400, 401, 403, 404, 408, 413, 415, 422, 429, 503)
 OWNING = (400, 401, 403, 404, 410, 503)
 
 
@@ -144,7 +145,7 @@ def _whip() -> Part:
 def _sessions() -> Part:
     asked = _body({JSON_TYPE: _ref("SecretRequest")}, required=False)
     session = _body({JSON_TYPE: _ref("Session")}, required=False)
-    refusals = (400, 401, 403, 404, 413, 415, 429, 503)
+    refusals = (400, 401, 403, 404, 408, 413, 415, 429, 503)
     return {
         "/v1/realtime/client_secrets": {
             "post": _operation("Issue a client secret for a page", (), asked, {200: _json("Secret")}, refusals)
@@ -163,7 +164,7 @@ def _aliases() -> Part:
     offer = _body({JSON_TYPE: _ref("JsonOffer")})
     started = _body({JSON_TYPE: _object(body=_or_null("Session"))}, required=False)
     candidates = _body({JSON_TYPE: _ref("Candidates")})
-    trickled = (400, 401, 403, 404, 410, 413, 415, 503)
+    trickled = (400, 401, 403, 404, 408, 410, 413, 415, 503)
     session = [_in_path("session", "a session that was started")]
     return {
         "/offer": {"post": _operation("Open a call", _wishes(), offer, answer, OPENING + (410,))},
@@ -234,7 +235,7 @@ def _trickle() -> Part:
     match: Part = {"name": "If-Match", "in": "header", "schema": {"type": "string"}, "description": "ETag, or `*`"}
     done: Part = {"description": "taken", "headers": {"ETag": _header("the ICE session", required=True)}}
     body = _body({FRAGMENT_TYPE: {"type": "string"}})
-    return _operation("Add candidates (RFC 8840)", [match], body, {204: done}, (*OWNING, 412, 413, 415, 422, 428))
+    return _operation("Add candidates (RFC 8840)", [match], body, {204: done}, (*OWNING, 408, 412, 413, 415, 422, 428))
 
 
 def _offer_in_any_form(*others: str) -> Part:
