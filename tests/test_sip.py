@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tests.conftest import ROOT, missing
 from tests.phones import Janus, Phone, end, running_janus, running_phone, until_answered
-from tests.sip_answerer import answering
+from tests.sip_answerer import Answer, answering
 from tests.sip_caller import offerless_caller
 from webrtc_duplex.audio import SAMPLE_RATE
 
@@ -381,21 +381,36 @@ async def test_prometheus_is_told_of_lines_and_calls(tmp_path: Path, address: st
                     await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("codec", ["pcmu", "opus"])
-async def test_a_phone_that_does_ice_and_dtls_itself_needs_no_gateway(codec: str, tmp_path: Path, address: str) -> None:
+SECURE = ";mediaenc=dtls_srtp;medianat=ice"
+
+
+async def post_offer(offer: str) -> str:
+    """The server's answer."""
+    async with aiohttp.ClientSession() as http:
+        url, headers = f"http://127.0.0.1:{PORT}/v1/realtime/calls", {"Content-Type": "application/sdp"}
+        async with http.post(url, data=offer, headers=headers) as response:
+            text = await response.text()
+            assert response.status == 201, text
+            return text
+
+
+async def post_bare_offer(offer: str) -> str:
+    """As from a phone that says nothing of payload types which need no word (RFC 3551, 6)."""
+    assert "a=rtpmap:0 PCMU/8000" in offer
+    return await post_offer("".join(line for line in offer.splitlines(True) if not line.startswith("a=rtpmap:0 ")))
+
+
+@pytest.mark.parametrize(
+    ("codec", "account", "answer"),
+    [("pcmu", "", post_offer), ("opus", "", post_offer), ("pcmu", ";ptime=30", post_bare_offer)],
+    ids=["pcmu", "opus", "bare pcmu of 30 ms"],
+)
+async def test_a_phone_that_does_ice_and_dtls_itself_needs_no_gateway(
+    codec: str, account: str, answer: Answer, tmp_path: Path, address: str
+) -> None:
     """baresip's certificate is RSA, its ICE and fingerprint stand at session level, it knows no mid and no BUNDLE."""
-
-    async def answer(offer: str) -> str:
-        async with aiohttp.ClientSession() as http:
-            url, headers = f"http://127.0.0.1:{PORT}/v1/realtime/calls", {"Content-Type": "application/sdp"}
-            async with http.post(url, data=offer, headers=headers) as response:
-                text = await response.text()
-                assert response.status == 201, text
-                return text
-
-    secure = ";mediaenc=dtls_srtp;medianat=ice"
     async with running_server(tmp_path), answering(address, answer) as answerer:
-        async with running_phone(tmp_path / "phone", address, "ausine,440", codec, secure) as phone:
+        async with running_phone(tmp_path / "phone", address, "ausine,440", codec, SECURE + account) as phone:
             await phone.dial(f"sip:1001@{address}:{answerer.port}")
             await asyncio.sleep(8)
             await phone.hang_up()
