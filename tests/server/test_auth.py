@@ -199,6 +199,7 @@ def test_a_loopback_caller_is_local() -> None:
         (AccessSettings(), "http://evil.example:8080", "evil.example:8080", False),
         (AccessSettings(), "null", "localhost:8080", False),
         (AccessSettings(), "file://", "localhost:8080", False),
+        (AccessSettings(), "http://[", "localhost:8080", False),
         (KEYED, "https://voice.example", "voice.example", True),
         (KEYED, "https://evil.example", "voice.example", False),
         (AccessSettings(insecure=True), "http://voice.example", "voice.example", True),

@@ -152,7 +152,10 @@ class Origins:
         origin = origin.lower()
         if "*" in self._allowed or origin in self._allowed:
             return True
-        place = urlsplit(origin)
+        try:
+            place = urlsplit(origin)
+        except ValueError:  # such as `http://[`
+            return False
         if place.scheme not in ("http", "https") or place.hostname is None:
             return False
         return is_loopback(place.hostname) or (self._trusts_host and place.netloc == host.lower())
