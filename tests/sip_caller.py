@@ -19,8 +19,7 @@ from webrtc_duplex.media import telephone
 Address = tuple[str, int]
 
 PCMU = 0
-RTP_SAMPLES = 160
-"""20 ms at 8 kHz."""
+RTP_RATE = 8_000
 
 
 class Inbox(asyncio.DatagramProtocol):
@@ -72,18 +71,20 @@ class OfferlessCaller:
     def hang_up(self) -> None:
         self._request("BYE", 2)
 
-    async def talk(self, frequency_hz: float, seconds: float) -> Pcm:
-        """Say a tone for so long; returns what was heard meanwhile, packet after packet."""
+    async def talk(self, frequency_hz: float, seconds: float, packet_s: float) -> Pcm:
+        """Say a tone for so long, in packets of that length; returns what was heard meanwhile, packet after packet."""
         sender = telephone.TelephoneEncoder("pcmu")
         (port,) = re.findall(r"(?m)^m=audio (\d+)", self.offer)
         time = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
         tone = (8000 * np.sin(2 * np.pi * frequency_hz * time)).astype(np.int16)
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        for n, chunk in enumerate(tone.reshape(-1, CHUNK_SAMPLES)):
-            header = struct.pack("!BBHLL", 0x80, PCMU, n, n * RTP_SAMPLES, 7)
-            self._rtp.send(header + sender.encode(chunk), (self._callee[0], int(port)))
-            await asyncio.sleep(max(0.0, began_at + 0.02 * (n + 1) - loop.time()))
+        sound = b"".join(sender.encode(chunk) for chunk in tone.reshape(-1, CHUNK_SAMPLES))
+        size = round(packet_s * RTP_RATE)  # a byte a sample
+        for n, start in enumerate(range(0, len(sound), size)):
+            header = struct.pack("!BBHLL", 0x80, PCMU, n, start, 7)
+            self._rtp.send(header + sound[start : start + size], (self._callee[0], int(port)))
+            await asyncio.sleep(max(0.0, began_at + packet_s * (n + 1) - loop.time()))
         return self._heard()
 
     def _heard(self) -> Pcm:

@@ -193,12 +193,13 @@ async def test_a_phone_behind_janus_hears_its_own_tone_from_the_echo_engine(
         assert_clean_tone(*read_wav(phone.heard()))
 
 
-async def test_a_phone_that_makes_no_offer_gets_the_servers(tmp_path: Path, address: str) -> None:
+@pytest.mark.parametrize("packet_s", [0.02, 0.03])
+async def test_a_phone_that_makes_no_offer_gets_the_servers(packet_s: float, tmp_path: Path, address: str) -> None:
     async with running_server(tmp_path), running_exchange(tmp_path, address) as janus:
         async with offerless_caller(address, (address, janus.sip_port())) as caller:
             await asyncio.wait_for(caller.dial(), 10)
             assert "PCMU/8000" in caller.offer
-            heard = await caller.talk(440, seconds=7)
+            heard = await caller.talk(440, 7.2, packet_s)
             caller.hang_up()
             await until_free(8, 2)
     assert_clean_tone(heard / 32768, SAMPLE_RATE)
@@ -403,7 +404,7 @@ async def post_bare_offer(offer: str) -> str:
 @pytest.mark.parametrize(
     ("codec", "account", "answer"),
     [("pcmu", "", post_offer), ("opus", "", post_offer), ("pcmu", ";ptime=30", post_bare_offer)],
-    ids=["pcmu", "opus", "bare pcmu of 30 ms"],
+    ids=["pcmu", "opus", "pcmu without rtpmap, wishing for 30 ms"],
 )
 async def test_a_phone_that_does_ice_and_dtls_itself_needs_no_gateway(
     codec: str, account: str, answer: Answer, tmp_path: Path, address: str
