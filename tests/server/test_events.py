@@ -268,9 +268,3 @@ def test_strange_fields_are_passed_over(fields: dict[str, object], kind: str) ->
 def test_a_message_keeps_the_name_that_its_client_gave_it() -> None:
     message = events.read_message('{"type": "response.cancel", "event_id": "mine"}')
     assert message == events.Message("mine", events.Silence())
-
-
-def test_so_many_messages_a_second_and_no_more() -> None:
-    limit = events.RateLimit(per_s=10)
-    assert [limit.allow(0.0) for _ in range(11)] == [True] * 10 + [False]
-    assert not limit.allow(0.05) and limit.allow(0.15) and not limit.allow(0.15)

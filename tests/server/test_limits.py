@@ -4,7 +4,13 @@ import pytest
 
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.server import limits
-from webrtc_duplex.server.limits import Rate
+from webrtc_duplex.server.limits import Bucket, Rate
+
+
+def test_a_bucket_is_full_at_first_and_fills_with_time() -> None:
+    bucket = Bucket(per_s=10, burst=10, now=0.0)
+    assert [bucket.take(0.0) for _ in range(11)] == [True] * 10 + [False]
+    assert not bucket.take(0.05) and bucket.take(0.15) and not bucket.take(0.15)
 
 
 def test_ten_seconds_worth_may_be_used_at_once_and_no_more() -> None:

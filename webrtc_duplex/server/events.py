@@ -433,21 +433,3 @@ def _command(fields: Mapping[str, Json]) -> Command:
         case {"type": str(kind)}:
             raise RequestError(f"no event is called {kind!r:.60}", code="unknown_event", param="type")
     raise RequestError("a message must have a `type`", code="invalid_json", param="type")
-
-
-class RateLimit:
-    """So many messages a second, with bursts of as many."""
-
-    def __init__(self, per_s: float = MESSAGES_PER_S) -> None:
-        self._per_s = per_s
-        self._left = per_s
-        self._at: float | None = None
-
-    def allow(self, now: float) -> bool:
-        passed = 0.0 if self._at is None else now - self._at
-        self._left = min(self._per_s, self._left + passed * self._per_s)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True

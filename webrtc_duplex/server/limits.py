@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
 
 from webrtc_duplex.errors import RequestError
 
@@ -12,10 +11,28 @@ ASKERS = 10_000
 """Askers remembered; the one who has not asked for longest is forgotten first, and starts with a full bucket."""
 
 
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    at: float
+class Bucket:
+    """An allowance of `per_s`, of which up to `burst` may be used at once after a rest."""
+
+    def __init__(self, per_s: float, burst: float, now: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._tokens = burst
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        """Use one up; False if there is none."""
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_s)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    @property
+    def empty_for_s(self) -> float:
+        """How long after the last `take` there will be another."""
+        return max(0.0, (1 - self._tokens) / self._per_s)
 
 
 class Rate:
@@ -24,19 +41,16 @@ class Rate:
     def __init__(self, per_minute: float) -> None:
         self._per_s = per_minute / 60
         self._burst = max(1.0, self._per_s * BURST_S)
-        self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
 
     def take(self, asker: Hashable, now: float) -> None:
         """Use one up. Raises RequestError `rate_limit_exceeded` (429), which says when there will be another."""
-        bucket = self._buckets.pop(asker, None) or _Bucket(self._burst, now)
-        bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.at) * self._per_s)
-        bucket.at = now
+        bucket = self._buckets.pop(asker, None) or Bucket(self._per_s, self._burst, now)
         self._buckets[asker] = bucket
         if len(self._buckets) > ASKERS:
             self._buckets.popitem(last=False)
-        if bucket.tokens < 1:
-            raise too_many("too many requests in a short time", (1 - bucket.tokens) / self._per_s)
-        bucket.tokens -= 1
+        if not bucket.take(now):
+            raise too_many("too many requests in a short time", bucket.empty_for_s)
 
 
 def too_many(message: str, retry_after_s: float) -> RequestError:

@@ -22,6 +22,7 @@ from webrtc_duplex.server import events
 from webrtc_duplex.server.engine_client import DuplexStream
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.leg import Leg, wait
+from webrtc_duplex.server.limits import Bucket
 from webrtc_duplex.server.line import Line
 from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.realtime import Json, read_session, session_object
@@ -142,7 +143,7 @@ class Session:
         self._offer: _Offer | None = None
         self._offers: asyncio.Queue[_Offer] = asyncio.Queue(1)  # a second one is refused
         self._messages: asyncio.Queue[events.Message] = asyncio.Queue(MESSAGES_WAITING)  # a further one is refused
-        self._limit = events.RateLimit()
+        self._limit = Bucket(events.MESSAGES_PER_S, events.MESSAGES_PER_S, around.clock())
         self._listener: events.ChannelListener | None = None
         self._lead = CutLead()
         self._warned: set[str] = set()
@@ -501,7 +502,7 @@ class Session:
         """Take a message of the client's, by whatever way it came; it is answered by events."""
         message = events.read_message(text)
         try:
-            if not self._limit.allow(self._clock()):
+            if not self._limit.take(self._clock()):
                 raise asyncio.QueueFull
             self._messages.put_nowait(message)
         except asyncio.QueueFull:
