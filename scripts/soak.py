@@ -50,6 +50,8 @@ STRIKE_EVERY_S = 15.0
 QUIET_S = 25.0
 """By then whatever a call has left behind is gone, if it ever goes."""
 STAY_S = (2.0, 8.0)
+LONGEST_VISIT_S = 60.0
+"""Whatever takes longer hangs, here or there."""
 SILENT_S = 2.0
 """A call of which nothing comes for so long is asked after."""
 
@@ -245,17 +247,21 @@ class Caller:
                 await asyncio.sleep(1.0)
 
     async def _visit(self) -> None:
-        network = self._random.choice(NETWORKS_OF_CALLERS)
-        async with AsyncExitStack() as stack:
+        network, way = self._random.choice(NETWORKS_OF_CALLERS), self._random.choice(WAYS_TO_LEAVE)
+        async with AsyncExitStack() as wire:
             route = None
-            if network != "clean":
-                relay = Relay(NETWORKS[network], seed=self._random.randrange(1000))
-                route = await stack.enter_async_context(relay)
-            call = await stack.enter_async_context(connect(self._url, route=route))
-            self._tally.visits += 1
-            await self._converse(call, self._random.choice(WAYS_TO_LEAVE))
+            if network != "clean" or way == "vanish":
+                route = await wire.enter_async_context(Relay(NETWORKS[network], seed=self._random.randrange(1000)))
+            limit = asyncio.timeout(LONGEST_VISIT_S)
+            try:
+                async with limit, connect(self._url, route=route) as call:
+                    self._tally.visits += 1
+                    await self._converse(call, way, wire)
+            finally:
+                if limit.expired():
+                    self._tally.faults.append(f"a visit of seat {self._seat} over {network} hung ({way})")
 
-    async def _converse(self, call: Call, way: str) -> None:
+    async def _converse(self, call: Call, way: str, wire: AsyncExitStack) -> None:
         """Talk for a while and leave; see to it that the call has a reason for its end."""
         heard: list[bytes] = []
         ends: list[str] = []
@@ -271,7 +277,7 @@ class Caller:
                 if time.monotonic() - since > SILENT_S and await self._is_over(call):
                     break
             else:
-                await self._leave(call, way if not ends else "hang up")
+                await self._leave(call, way if not ends else "hang up", wire)
         finally:
             for task in tasks:
                 task.cancel()
@@ -283,14 +289,12 @@ class Caller:
         while True:
             await call.send_packet(self._payload)
 
-    async def _leave(self, call: Call, way: str) -> None:
+    async def _leave(self, call: Call, way: str, wire: AsyncExitStack) -> None:
         match way:
             case "close":
                 await call._pc.close()
             case "vanish":
-                for transceiver in call._pc.getTransceivers():
-                    for protocol in transceiver.receiver.transport.transport._connection._protocols:
-                        protocol.transport.close()
+                await wire.aclose()  # nothing passes any more, either way
             case "hang up":
                 await self._ask(call, "DELETE")
 
