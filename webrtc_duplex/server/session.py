@@ -340,9 +340,11 @@ class Session:
         self.answer = await transport.offer()
         _resolve(wanted.answer, self.answer)
         coming = asyncio.create_task(self._offers.get())
-        await asyncio.wait((coming, self._wish), timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            coming.cancel()
+        try:
+            await asyncio.wait((coming, self._wish), timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            came = not coming.cancel()
+        if not came:
             raise CallOver(self._wish.result() if self._wish.done() else "connect_timeout")
         self._offer = coming.result()
         assert self._offer.sdp is not None, "who resumes a call brings SDP"
