@@ -6,16 +6,13 @@ import { Refusal, describeModel, keepKey } from "./api.js";
 import { Call } from "./call.js";
 import { Conversation } from "./conversation.js";
 import { WakeLock, listDevices, onDeviceChange } from "./devices.js";
+import { button, canvas, find, input, select } from "./dom.js";
 import { soundWay } from "./latency.js";
 import { Meter, asHeight } from "./sound.js";
 import { History, MOMENT_MS, TimelineView } from "./timeline.js";
 import {
   HINTS,
-  button,
   clearLastCall,
-  find,
-  input,
-  select,
   showClock,
   showDelay,
   showEnding,
@@ -49,7 +46,7 @@ const EXAMPLES = {
 const player = /** @type {HTMLAudioElement} */ (find("agent"));
 
 const wakeLock = new WakeLock();
-const timelineView = new TimelineView(/** @type {HTMLCanvasElement} */ (find("timeline")));
+const timelineView = new TimelineView(canvas("timeline"));
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** Everything that lives as long as one call. */

@@ -3,6 +3,7 @@
  * calls.
  */
 
+import { asClock, canvas, element, find, input } from "./dom.js";
 import { Exposition, quantileBetween } from "./exposition.js";
 import { POINTS, Plot } from "./plot.js";
 
@@ -22,10 +23,6 @@ const COUNTERS = {
 };
 
 /** @typedef {{ id: string, state: string, voice: string | null, age_s: number, stats: Record<string, number> }} Caller */
-
-const find = (/** @type {string} */ id) => /** @type {HTMLElement} */ (document.getElementById(id));
-const keyField = /** @type {HTMLInputElement} */ (find("key"));
-const canvas = (/** @type {string} */ id) => /** @type {HTMLCanvasElement} */ (find(id));
 
 /** Two quantiles of one histogram, look by look. */
 class Watch {
@@ -160,7 +157,7 @@ function showCallers(callers) {
       const cells = [
         state,
         voice ?? "–",
-        clock(ageS),
+        asClock(ageS),
         format(stats.rtt_ms, 1, "ms"),
         format(stats.jb_ms, 1, "ms"),
         format(stats.loss_in, 0),
@@ -172,21 +169,9 @@ function showCallers(callers) {
   );
 }
 
-/** @param {number} seconds */
-function clock(seconds) {
-  return `${Math.floor(seconds / 60)}:${String(Math.floor(seconds % 60)).padStart(2, "0")}`;
-}
-
 /** @param {number | null | undefined} value @param {number} digits @param {string} [unit] */
 function format(value, digits, unit = "") {
   return value == null ? "–" : `${value.toLocaleString("en", { maximumFractionDigits: digits })} ${unit}`.trim();
-}
-
-/** @param {string} tag @param {string} text */
-function element(tag, text) {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  return made;
 }
 
 async function keepLooking() {
@@ -196,7 +181,7 @@ async function keepLooking() {
 
 find("key-form").onsubmit = (event) => {
   event.preventDefault();
-  sessionStorage.setItem(KEY, keyField.value);
+  sessionStorage.setItem(KEY, input("key").value);
   find("key-fault").textContent = "";
   find("key-form").hidden = true;
   keepLooking();

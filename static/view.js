@@ -4,6 +4,7 @@
 
 import { Refusal } from "./api.js";
 import { ConnectionError } from "./call.js";
+import { asClock, button, element, find, input } from "./dom.js";
 import { quality, total } from "./latency.js";
 
 /** @typedef {import("./conversation.js").Turn} Turn */
@@ -50,11 +51,6 @@ export const HINTS = {
   input_silent: "The agent hears only silence. Is this the right microphone?",
   gpu_late: "The server is busy; answers may come late.",
 };
-
-export const find = (/** @type {string} */ id) => /** @type {HTMLElement} */ (document.getElementById(id));
-export const input = (/** @type {string} */ id) => /** @type {HTMLInputElement} */ (document.getElementById(id));
-export const select = (/** @type {string} */ id) => /** @type {HTMLSelectElement} */ (document.getElementById(id));
-export const button = (/** @type {string} */ id) => /** @type {HTMLButtonElement} */ (document.getElementById(id));
 
 /** @param {keyof typeof PHASES} phase */
 export function showPhase(phase) {
@@ -210,8 +206,7 @@ export function showMuted(muted) {
 
 /** @param {number} ms */
 export function showClock(ms) {
-  const seconds = Math.floor(ms / 1000);
-  find("clock").textContent = `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, "0")}`;
+  find("clock").textContent = asClock(ms / 1000);
 }
 
 /** @param {Turn} turn */
@@ -310,13 +305,6 @@ function showPairs(id, pairs) {
       return pair;
     }),
   );
-}
-
-/** @param {string} tag @param {string} text */
-function element(tag, text) {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  return made;
 }
 
 /** Tell a screen reader. @param {string} text */
