@@ -170,7 +170,7 @@ async def _http(
     host, port = settings.server.host, settings.server.port
     tls = make_tls(settings.server)
     app = make_app(settings, engine)
-    runner = web.AppRunner(app, access_log_class=PathLogger)
+    runner = web.AppRunner(app, access_log_class=PathLogger, shutdown_timeout=FAREWELL_S)
     await runner.setup()
     async with AsyncExitStack() as stack:
         if WORKERS in app:

@@ -47,7 +47,9 @@ async def test_the_page_is_served_and_runs_only_its_own_scripts(http: Http, path
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-@pytest.mark.parametrize("path", ["/static/..%2fpyproject.toml", "/static/nothing.js", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/static/..%2fpyproject.toml", "/static/nothing.js", "/nothing", f"/static/{'a' * 300}"]
+)
 async def test_what_is_no_file_of_the_page_is_not_found(http: Http, path: str) -> None:
     answer = await http.get(path)
     assert answer.status == 404

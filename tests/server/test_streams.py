@@ -29,6 +29,22 @@ async def test_a_stream_tells_the_session_first_and_ends_with_the_call(http: Htt
     assert kinds[-1] == "ext.session.closing"
 
 
+async def test_whoever_follows_a_call_that_has_ended_hears_of_its_session_and_no_more(http: Http) -> None:
+    call = await open_call(http)
+    await http.delete(call.place, headers=call.headers)
+    async with http.get(f"{call.place}/events", headers=call.headers) as stream:
+        assert (await stream.content.read()).count(b"data: ") == 1
+    async with http.ws_connect(f"/v1/realtime?call_id={call.id}", headers=call.headers) as socket:
+        assert [json.loads(message.data)["type"] async for message in socket] == ["session.created"]
+
+
+async def test_the_end_of_the_server_ends_the_streams_of_its_calls(http: Http) -> None:
+    call = await open_call(http)
+    async with http.get(f"{call.place}/events", headers=call.headers) as stream:
+        await http.server.close()
+        assert b'"reason": "drained"' in (await stream.content.read()).splitlines()[-2]
+
+
 async def test_who_can_set_no_header_shows_the_secret_in_the_query(http: Http) -> None:
     call = await open_call(http)
     secret = call.headers["Authorization"].removeprefix("Bearer ")

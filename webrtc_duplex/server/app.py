@@ -1,6 +1,8 @@
 """The web application: what is served where, to whom."""
 
+import asyncio
 import logging
+import os.path
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -57,6 +59,7 @@ def make_app(settings: Settings, engine: Engine) -> web.Application:
     if settings.server.media_workers != 1:
         app[WORKERS] = Workers(app[METRICS])
     app.cleanup_ctx.append(lambda app: _run_calls(app, settings))
+    app.on_shutdown.append(_hang_up)
     app.on_response_prepare.append(share_with_origin)
     app.add_routes(
         [
@@ -78,6 +81,11 @@ async def _run_calls(app: web.Application, settings: Settings) -> AsyncIterator[
     async with app[WORKERS] if WORKERS in app else Calls(app[ENGINE], settings, app[METRICS]) as calls:
         app[DESK].open(calls)
         yield
+
+
+async def _hang_up(app: web.Application) -> None:
+    """End all calls, and with them the streams of their events, which would be waited for otherwise."""
+    await asyncio.gather(*(session.hang_up("drained") for session in app[DESK].live()), return_exceptions=True)
 
 
 class PathLogger(AbstractAccessLogger):
@@ -176,6 +184,6 @@ async def operator_page(request: web.Request) -> web.FileResponse:
 def _file(request: web.Request, name: str) -> web.FileResponse:
     folder = request.app[PAGE]
     path = folder / name
-    if path.parent != folder or not path.is_file():
+    if path.parent != folder or not os.path.isfile(path):  # which no name is too long for
         raise web.HTTPNotFound
     return web.FileResponse(path, headers=PAGE_HEADERS)

@@ -44,9 +44,14 @@ class Feed:
     def __init__(self) -> None:
         self._listeners: list[Listener] = []
         self._numbers = itertools.count(1)
+        self._ended = False
 
     def add(self, listener: Listener) -> None:
-        self._listeners.append(listener)
+        """Who comes after the end is told so at once."""
+        if self._ended:
+            listener(None)
+        else:
+            self._listeners.append(listener)
 
     def remove(self, listener: Listener | None) -> None:
         """A no-op for one that does not listen, or for none."""
@@ -65,6 +70,7 @@ class Feed:
 
     def end(self) -> None:
         """There will be no more."""
+        self._ended = True
         for listener in list(self._listeners):
             listener(None)
         self._listeners.clear()
