@@ -76,6 +76,8 @@ def test_every_knob_stands_in_the_table() -> None:
         (["--rows", "2.5"], {}, "--rows must be a whole number, not '2.5'"),
         ([], {"WEBRTC_DUPLEX_MEDIA_TIMEOUT_S": "soon"}, "WEBRTC_DUPLEX_MEDIA_TIMEOUT_S must be a number, not 'soon'"),
         (["--resume-grace-s", "nan"], {}, "resume_grace_s must be at least 0, not nan"),
+        (["--max-calls-per-key", "0"], {}, "max_calls_per_key must be at least 1, not 0"),
+        (["--idle-timeout-s", "-1"], {}, "idle_timeout_s must be at least 0, not -1"),
     ],
 )
 def test_a_wrong_value_is_refused_where_it_was_given(

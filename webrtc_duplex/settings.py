@@ -46,8 +46,7 @@ class EngineSettings:
     connect_deadline_s: float = knob(15.0, "how long a lease may wait for its caller's media")
 
     def __post_init__(self) -> None:
-        if self.rows is not None:
-            _at_least("rows", self.rows, 1)
+        _at_least("rows", self.rows, 1)
         _at_least("phases", self.phases, 1)
         _at_least("resume_grace_s", self.resume_grace_s, 0)
         _at_least("connect_deadline_s", self.connect_deadline_s, 0)
@@ -87,6 +86,8 @@ class ServerSettings:
         if self.tls_dev and self.tls_cert is not None:
             raise RequestError("tls_dev makes a certificate, so there is no use for a tls_cert", param="tls_dev")
         _at_least("media_timeout_s", self.media_timeout_s, 0)
+        _at_least("max_duration_s", self.max_duration_s, 0)
+        _at_least("idle_timeout_s", self.idle_timeout_s, 0)
         _at_least("recordings_quota_mb", self.recordings_quota_mb, 1)
         _at_least("drain_timeout_s", self.drain_timeout_s, 0)
 
@@ -114,6 +115,8 @@ class AccessSettings:
             raise RequestError("a key is 1 to 512 visible ASCII characters, without blanks", param="api_keys")
         _at_least("requests_per_minute_per_key", self.requests_per_minute_per_key, 1)
         _at_least("requests_per_minute_per_address", self.requests_per_minute_per_address, 1)
+        _at_least("max_calls_per_key", self.max_calls_per_key, 1)
+        _at_least("max_calls_per_address", self.max_calls_per_address, 1)
         _at_least("max_connecting_per_address", self.max_connecting_per_address, 1)
 
     @property
@@ -191,8 +194,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
+def _at_least(name: str, value: float | None, least: float) -> None:
+    if value is not None and not value >= least:
         raise RequestError(f"{name} must be at least {least:g}, not {value:g}", param=name)
 
 
