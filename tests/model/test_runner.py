@@ -84,6 +84,16 @@ def test_a_reset_row_equals_a_fresh_one_past_the_wrap() -> None:
     assert talk(used, 2, speech(8, seed=2)).equals(talk(fresh, 2, speech(8, seed=2)))
 
 
+def test_a_filled_row_reads_whole_windows_and_a_reset_makes_it_fresh_again() -> None:
+    runner, fresh = small_runner(), small_runner()
+    begin(runner, 1, Prompt(seed=4))
+    runner.fill(1)
+    talk(runner, 1, speech(1, seed=1))
+    assert runner.state.lm.temporal.position[1] == KEYS + 1
+    runner.reset(1)
+    assert_same(row_state(runner, 1), row_state(fresh, 1))
+
+
 def test_warm_up_leaves_no_trace() -> None:
     runner = small_runner(system=True)
     for name, tensor in tensors(runner.state):
