@@ -2,7 +2,7 @@
 
     phone --SIP, RTP--> Janus --offer--> here --POST--> server --answer--> here --accept--> Janus --200 OK--> phone
 
-A line is one Janus handle, and each line tells one call at a time; all lines share one registration. The server is
+A line is one Janus handle, and each line takes one call at a time; all lines share one registration. The server is
 asked before the phone is answered, so a full house is a 503 with Retry-After in SIP too.
 """
 
