@@ -11,7 +11,7 @@ import uvloop
 from webrtc_duplex import settings
 from webrtc_duplex.bridge.command import add_bridge_command
 from webrtc_duplex.doctor import add_doctor_command
-from webrtc_duplex.errors import DuplexError
+from webrtc_duplex.errors import DuplexError, RequestError
 from webrtc_duplex.inspect_command import add_inspect_command
 from webrtc_duplex.offline import add_offline_command
 from webrtc_duplex.server.key_command import add_key_command
@@ -50,6 +50,14 @@ def _parser() -> argparse.ArgumentParser:
 def _add_serve_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     serve = commands.add_parser("serve", help="serve calls over WebRTC, with the page")
     settings.add_flags(serve)
+    serve.add_argument(
+        "--cluster",
+        type=int,
+        nargs="?",
+        const=1,
+        metavar="N",
+        help="try Ray Serve on this machine: N replicas, each a server with its engine (extra `cluster`)",
+    )
     serve.set_defaults(run=_serve)
 
 
@@ -59,9 +67,23 @@ def _add_settings_command(commands: "argparse._SubParsersAction[argparse.Argumen
 
 
 def _serve(options: argparse.Namespace) -> int:
+    if options.cluster is not None:
+        return _serve_cluster(options)
     from webrtc_duplex import launch
 
     return uvloop.run(launch.serve(settings.read(vars(options), os.environ)))
+
+
+def _serve_cluster(options: argparse.Namespace) -> int:
+    try:
+        from webrtc_duplex.cluster.command import serve_cluster
+    except ImportError as error:
+        raise RequestError(f"--cluster needs Ray ({error}): pip install 'webrtc-duplex[cluster]'") from error
+    flags = vars(options)
+    if flags.get("config") is not None:
+        raise RequestError("--cluster takes flags and the environment, not a --config file", param="config")
+    given = {knob.name: str(flags[knob.name]) for knob in settings.knobs() if knob.name in flags}
+    return serve_cluster(settings.read(flags, os.environ), given, options.cluster)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,12 @@ _KEY = re.compile(r"[!-~]{1,512}", re.ASCII)
 """What fits into an Authorization header."""
 
 
+_PLACE = re.compile(r"[a-z0-9]{1,32}", re.ASCII)
+
+LEAST_SIGNING_KEY = 32
+"""Characters: nobody is to guess it."""
+
+
 def knob(default: T, help: str) -> T:
     """A field with a default and the sentence that explains it, in `--help` and in the table."""
     return field(default=default, metadata={"help": help})
@@ -73,6 +79,8 @@ class ServerSettings:
     recordings: Path | None = knob(None, "directory for the calls whose callers ask to be recorded; without it none is")
     recordings_quota_mb: int = knob(1000, "what all recordings together may take up")
     static: Path | None = knob(None, "directory of the page, instead of the one in the package")
+    place: str = knob("0", "name of this server in the ids of its calls, where several share a signing_key")
+    signing_key: str | None = knob(None, "what ids and secrets of calls are signed with; best in the environment")
     tls_cert: Path | None = knob(None, "certificate chain (PEM): serve HTTPS, which browsers want off this machine")
     tls_key: Path | None = knob(None, "its private key (PEM)")
     tls_dev: bool = knob(False, "serve HTTPS with a self-signed certificate made at start, for development")
@@ -81,6 +89,10 @@ class ServerSettings:
         _between("port", self.port, 0, 65535)
         if self.media_workers is not None:
             _between("media_workers", self.media_workers, 1, 64)
+        if not _PLACE.fullmatch(self.place):
+            raise RequestError(f"place must be 1-32 lower-case letters and digits, not {self.place!r}", param="place")
+        if self.signing_key is not None and len(self.signing_key) < LEAST_SIGNING_KEY:
+            raise RequestError(f"signing_key must have at least {LEAST_SIGNING_KEY} characters", param="signing_key")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise RequestError("tls_cert and tls_key belong together: one of them is missing", param="tls_cert")
         if self.tls_dev and self.tls_cert is not None:

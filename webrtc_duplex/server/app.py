@@ -49,9 +49,10 @@ PREFLIGHT_LASTS_S = 600
 def make_app(settings: Settings, engine: Engine) -> web.Application:
     """The whole application around an engine that the caller of this has opened (or not yet)."""
     app = web.Application(middlewares=[answer_errors, answer_preflights], client_max_size=JSON_BYTES)
-    signing_key = secrets.token_bytes(32)
+    shared_key = settings.server.signing_key
+    signing_key = shared_key.encode() if shared_key is not None else secrets.token_bytes(32)
     door = Door(settings.access, signing_key, time.monotonic, time.time)
-    desk = Desk(engine, Places("0", signing_key), door, IceServers(settings.ice), settings.access)
+    desk = Desk(engine, Places(settings.server.place, signing_key), door, IceServers(settings.ice), settings.access)
     app[ENGINE] = engine
     app[METRICS] = Metrics(engine)
     app[DESK] = desk

@@ -1,0 +1,174 @@
+"""A real Ray cluster on this machine, two replicas of two rows, and real callers. `scripts/test_cluster.sh` runs it."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_faults import reason_of_the_end
+from webrtc_duplex.client.call import Call, connect
+from webrtc_duplex.errors import CapacityError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+START_S, RECOVERY_S = 180.0, 90.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `webrtc-duplex serve --cluster 2`."""
+    pytest.importorskip("ray", reason="needs Ray: scripts/test_cluster.sh")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "webrtc_duplex", "serve", "--cluster", "2", "--rows", "2", "--model", "echo"]
+    log = tmp_path_factory.mktemp("cluster") / "log"
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "default"}
+    with log.open("wb") as output:
+        options = ["--port", str(port), "--drain-timeout-s", "3"]
+        process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=output, stderr=output, env=environment)
+    try:
+        deadline = time.monotonic() + START_S
+        while "listening on" not in log.read_text(errors="replace"):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")[-3000:]
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@asynccontextmanager
+async def calls(url: str, count: int) -> AsyncIterator[list[Call]]:
+    """So many callers, each of whom hears the agent. One who is refused tries again: a row may be on its way back."""
+    async with AsyncExitStack() as stack:
+        callers: list[Call] = []
+        async with asyncio.timeout(RECOVERY_S):
+            while len(callers) < count:
+                try:
+                    callers.append(await stack.enter_async_context(connect(url)))
+                    await anext(callers[-1].packets())
+                except CapacityError:
+                    await asyncio.sleep(0.2)
+        yield callers
+
+
+async def ask(url: str, call: Call, path: str = "", method: str = "GET") -> tuple[int, str]:
+    headers = {"Authorization": f"Bearer {call.secret}"}
+    place = f"{url}/v1/realtime/calls/{call.id}{path}"
+    async with aiohttp.ClientSession(headers=headers) as http, http.request(method, place) as answer:
+        return answer.status, await answer.text()
+
+
+def place_in(call: Call) -> str:
+    return call.id[4:16]
+
+
+def replicas(name: str) -> list[int]:
+    """Process ids of Serve's replicas of a deployment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"ray::ServeReplica:webrtc-duplex:{name}".encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+async def goes_on(call: Call) -> None:
+    """The agent is heard, now."""
+    now = time.monotonic()
+    async with asyncio.timeout(5):
+        async for packet in call.packets():
+            if packet.at > now:
+                return
+
+
+async def test_every_row_of_every_replica_is_had_and_not_one_more(cluster: str) -> None:
+    async with calls(cluster, 4) as four:
+        places = [place_in(call) for call in four]
+        assert sorted(places.count(place) for place in set(places)) == [2, 2]
+        with pytest.raises(CapacityError) as refused:
+            async with connect(cluster):
+                pass
+        assert refused.value.code == "at_capacity" and refused.value.retry_after_s
+        await ask(cluster, four[0], method="DELETE")
+        async with calls(cluster, 1):
+            pass
+
+
+async def test_everything_of_a_call_is_answered_where_it_is(cluster: str) -> None:
+    async with calls(cluster, 2) as both:
+        for call in both:
+            status, text = await ask(cluster, call)
+            assert status == 200 and call.id in text
+            events = asyncio.create_task(ask(cluster, call, "/events"))
+            await asyncio.sleep(0.5)
+            await ask(cluster, call, method="DELETE")
+            status, text = await events
+            assert status == 200 and '"reason": "hangup"' in text
+
+
+async def test_a_forged_id_leads_nowhere(cluster: str) -> None:
+    async with calls(cluster, 1) as (call,):
+        forged = f"{call.id[:4]}7f0000011f90{call.id[16:]}"
+        async with aiohttp.ClientSession() as http, http.get(f"{cluster}/v1/realtime/calls/{forged}") as answer:
+            assert answer.status == 404
+
+
+async def test_a_replica_that_is_killed_takes_only_its_own_callers_with_it_and_comes_back(cluster: str) -> None:
+    async with calls(cluster, 4) as four:
+        victims = [call for call in four if place_in(call) == place_in(four[0])]
+        others = [call for call in four if place_in(call) != place_in(four[0])]
+        os.kill(replica_with(place_in(four[0])), signal.SIGKILL)
+        assert await reason_of_the_end(victims[0]) == await reason_of_the_end(victims[1]) == "drained"
+        for call in others:
+            await goes_on(call)
+            assert (await ask(cluster, call))[0] == 200
+        async with asyncio.timeout(10):
+            while (await ask(cluster, victims[0]))[0] != 410:
+                await asyncio.sleep(0.1)
+        async with calls(cluster, 2) as newcomers:
+            assert {place_in(call) for call in newcomers}.isdisjoint({place_in(four[0])})
+        for call in others:
+            await goes_on(call)
+
+
+def replica_with(place: str) -> int:
+    """The Serve replica whose server listens at this place."""
+    port = int(place[8:], 16)
+    for replica in replicas("Engine"):
+        for task in Path(f"/proc/{replica}/task").iterdir():
+            for server in (task / "children").read_text().split():
+                if f"WEBRTC_DUPLEX_PORT={port}".encode() in Path(f"/proc/{server}/environ").read_bytes():
+                    return replica
+    raise AssertionError(f"nobody is at {place}")
+
+
+async def test_live_calls_do_not_hear_of_a_front_that_is_killed(cluster: str) -> None:
+    async with calls(cluster, 2) as both:
+        for front in replicas("Front"):
+            os.kill(front, signal.SIGKILL)
+        for call in both:
+            await goes_on(call)
+        async with asyncio.timeout(RECOVERY_S):
+            while (await ask(cluster, both[0]))[0] != 200:
+                await asyncio.sleep(0.5)
+        await ask(cluster, both[0], method="DELETE")
+        async with calls(cluster, 3):
+            pass
