@@ -121,7 +121,7 @@ def test_codebooks_of_the_released_size_are_read_and_the_rest_of_the_file_is_not
 def test_remembered_columns_are_as_many_as_the_reference_keeps() -> None:
     mimi = Mimi(MimiConfig(), torch.device("meta"))
     encoder_bytes = 4 * mimi.encoder.taps
-    assert encoder_bytes == 42_008 + 4_096, "personaplex.md 5: convolutions and downsampling, per row"
+    assert encoder_bytes == 42_008 + 4_096, "convolutions and downsampling of the released codec, a row"
     assert mimi.decoder.taps * 4 <= 46_592 + 4_096, "inputs of the transposed convolutions instead of their overlaps"
 
 

@@ -191,7 +191,7 @@ def _wanted_files() -> str:
 
 
 def _keys(entry: Mapping[str, object], name: str, default: int, personaplex: bool) -> int:
-    """Keys that a query sees: PersonaPlex's own code hides the oldest of its context (`personaplex.md` 2.5)."""
+    """Keys that a query sees: the ring cache of NVIDIA's PersonaPlex hides the oldest of its context."""
     for key, hidden in (("keys", 0), (name, int(personaplex))):
         value = entry.get(key)
         if isinstance(value, int):  # of another type: `from_json` has refused it

@@ -1,4 +1,4 @@
-"""What is to be looked at first when real weights are at hand (`personaplex.md` 11): do they say what we assumed?
+"""What is to be looked at first when real weights are at hand - do they say what we assumed?
 
 1. the depformer's steps; 2. every voice; 3. whether the codec says the silence and the tone of a prompt as the model
 was taught them; 4. a greedy run, to be compared with one of a reference.

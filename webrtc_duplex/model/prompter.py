@@ -91,7 +91,7 @@ class Prompter:
 
 
 def wrapped(text: str) -> str:
-    """A persona between the tags of PersonaPlex's training: the same tag before and after (`personaplex.md` 4.1)."""
+    """A persona between the tags of PersonaPlex's training: the same tag before and after."""
     text = text.strip()
     if text.startswith(SYSTEM_TAG) and text.endswith(SYSTEM_TAG):
         return text

@@ -1,6 +1,6 @@
 """What is said to the model before the call: voice and persona as columns of its token matrix.
 
-A prompt is a sequence of frames (`personaplex.md` 4.1): the voice speaks, a gap, the persona's text while the agent is
+A prompt is a sequence of frames: the voice speaks, a gap, the persona's text while the agent is
 silent, a gap; on the caller's side a steady tone all the while. The delay rule of 3.2 turns frames into columns.
 """
 
@@ -85,7 +85,7 @@ def bare_start(config: LMConfig) -> PromptColumns:
 def system_prompt(config: LMConfig, voice: Voice | None, text: Sequence[int]) -> PromptColumns:
     """Columns of a system prompt: `voice` (or none), then the text tokens, each followed by a gap.
 
-    Source: `personaplex.md` 4.1 and 4.2. An empty text leaves two gaps in a row, as in the reference.
+    Source: the prompt phase of NVIDIA's PersonaPlex, voice files included. An empty text leaves two gaps in a row, as in the reference.
     """
     codes = _codes_spoken(voice)  # [V, 8]
     spoken = codes.shape[0]

@@ -38,7 +38,7 @@ _OLD_NAMES = (
     (re.compile(r"_codebook\.cluster_size$"), "_codebook.cluster_usage"),
     (re.compile(r"_codebook\.(embed_avg|embed_sum)$"), "_codebook.embedding_sum"),
 )
-"""What early codec files call their buffers (`personaplex.md` 1.4)."""
+"""What early codec files call their buffers (Kyutai's first releases)."""
 
 
 @dataclass(frozen=True, slots=True)
