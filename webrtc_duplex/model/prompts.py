@@ -85,7 +85,8 @@ def bare_start(config: LMConfig) -> PromptColumns:
 def system_prompt(config: LMConfig, voice: Voice | None, text: Sequence[int]) -> PromptColumns:
     """Columns of a system prompt: `voice` (or none), then the text tokens, each followed by a gap.
 
-    Source: the prompt phase of NVIDIA's PersonaPlex, voice files included. An empty text leaves two gaps in a row, as in the reference.
+    Source: the prompt phase of NVIDIA's PersonaPlex, voice files included. An empty text leaves two gaps in a row, as
+    in the reference.
     """
     codes = _codes_spoken(voice)  # [V, 8]
     spoken = codes.shape[0]
