@@ -1,4 +1,4 @@
-"""Every kernel that a step at released sizes launches, compiled for sm_90 without a GPU, and its machine code looked at."""
+"""Each kernel that a step at released sizes launches: compiled for sm_90, no GPU, and its machine code looked at."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -91,7 +91,8 @@ def test_what_streams_memory_loads_16_bytes_at_once(compiled: dict[Build, Compil
         if build.name in ("_split", "_rms_norm", "_gated", "_embed"):
             assert wide, build.label
         if build.name == "_split" and "*bf16" in build.label:
-            assert code.count("LDGSTS") == code.instructions["LDGSTS.E.BYPASS.LTC128B.128"], "keys and values only so"
+            copies = [name for name in code.instructions if name.startswith("LDGSTS")]
+            assert copies and all(name.endswith(".128") for name in copies), "keys and values only so"
             assert code.count("HMMA"), build.label
 
 

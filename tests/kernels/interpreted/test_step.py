@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.small_model import CODEC_KEYS, KEYS, small_model, speech
-from webrtc_duplex.model.kernels import ops
+from webrtc_duplex.model.kernels import convolution, ops
 from webrtc_duplex.model.personaplex import Answer, ModelState, PersonaPlex, Said
 from webrtc_duplex.model.streaming import tensors
 
@@ -73,6 +73,7 @@ def answer(model: PersonaPlex, state: ModelState, listed: Sequence[Sequence[int]
 def kernels(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Undone, the model computes in plain torch again."""
     monkeypatch.setattr(ops, "usable", lambda x: True)
+    monkeypatch.setattr(convolution, "TILE", (1024, 16, 32))  # the interpreter's time goes by programs, not by numbers
     return monkeypatch
 
 

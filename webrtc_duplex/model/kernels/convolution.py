@@ -15,7 +15,8 @@ PRECISION = "ieee"
 """How f32 products are computed; in TF32 about one frame in ninety would get another code (`gpu.md` 3)."""
 
 _BLOCK = 1024
-_TILE = (64, 64, 32)
+TILE = (64, 64, 32)
+"""Lines, columns and depth that one program works on at once"""
 
 
 @triton.jit
@@ -107,7 +108,7 @@ def product(
     width, depth = weight.shape
     out = padded.new_empty(lanes, count, width)
     lines = lanes * count
-    rows, columns, deep = _TILE
+    rows, columns, deep = TILE
     columns = min(columns, max(16, triton.next_power_of_2(width)))
     sizes = (lines, count, depth, width, length * channels, stride * channels)
     cut = (activate, residual is not None, precision, rows, columns, deep)

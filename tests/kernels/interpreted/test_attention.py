@@ -1,0 +1,108 @@
+"""Attention over rings of several units a row, with every way to split it, beside plain torch."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from webrtc_duplex.model.kernels import attention
+from webrtc_duplex.model.kernels.attention import Split
+from webrtc_duplex.model.streaming import Ring, StepWindow, rope_frequencies
+
+ROWS, HEADS, WIDTH, KEYS = 3, 2, 16, 40
+CPU = torch.device("cpu")
+FREQUENCIES = rope_frequencies(WIDTH, 10_000.0, CPU)
+DOT = Split(dot=True, block=16, warps=4, stages=2, resident=1, chunk=16)
+LANEWISE = replace(DOT, dot=False)
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """What is allocated and not yet written holds no numbers."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def ring_of(dtype: torch.dtype, seed: int = 1) -> Ring:
+    ring = Ring.allocate(ROWS, HEADS, KEYS, WIDTH, CPU, dtype)
+    for part in (ring.keys, ring.values):
+        part[:ROWS].copy_(torch.randn(ROWS, HEADS, KEYS, WIDTH, generator=torch.Generator().manual_seed(seed)))
+    return ring
+
+
+def new(lanes: int, count: int, dtype: torch.dtype, seed: int = 2) -> Tensor:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(lanes, count, 3, HEADS, WIDTH, generator=chance).to(dtype)
+
+
+def through_kernels(
+    positions: Tensor, rows: Tensor, qkv: Tensor, ring: Ring, split: Split, programs: int = 3
+) -> Tensor:
+    plan = attention.plan(positions, rows, qkv.shape[1], KEYS, FREQUENCIES, split, programs)
+    return attention.attend(plan, qkv, (ring.keys, ring.values), None)
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "dtype", "tolerance"),
+    [
+        (DOT, 1, torch.float32, 1e-5),
+        (DOT, 1, torch.float16, 4e-3),
+        (LANEWISE, 1, torch.bfloat16, 3e-2),
+        (LANEWISE, 2, torch.float32, 1e-5),
+        (replace(LANEWISE, chunk=64), 2, torch.float32, 1e-5),
+    ],
+)
+def test_rows_of_all_ages_in_mixed_lanes_attend_as_in_plain_torch(
+    split: Split, count: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    positions = torch.tensor([0, KEYS - 1, 7 * KEYS + 5, 99])  # fresh, wraps with this step or soon, long past; scratch
+    rows = torch.tensor([2, ROWS, 0, 1])
+    ring, twin = ring_of(dtype), ring_of(dtype)
+    qkv = new(len(rows), count, dtype)
+    fast = through_kernels(positions, rows, qkv.clone(), ring, split)
+    plain = StepWindow.open(positions, rows, count, twin, FREQUENCIES, None, None).attend(qkv, twin)
+    served = rows != ROWS
+    torch.testing.assert_close(fast[served], plain[served], rtol=tolerance, atol=tolerance)
+    assert (fast[~served] == 0).all(), "a lane without a row attends to nothing"
+    torch.testing.assert_close(ring.keys[:ROWS], twin.keys[:ROWS], rtol=tolerance, atol=tolerance)
+    assert torch.equal(ring.values[:ROWS], twin.values[:ROWS])
+
+
+@pytest.mark.parametrize("split", [DOT, LANEWISE])
+def test_a_row_alone_equals_it_in_a_batch_bit_for_bit(split: Split) -> None:
+    positions = torch.tensor([3, 35, 100, 0])
+    qkv = new(3, 1, torch.float32)
+    together = through_kernels(positions, torch.tensor([2, 0, 1]), qkv, ring_of(torch.float32), split, programs=5)
+    alone = through_kernels(positions, torch.tensor([1]), qkv[2:].clone(), ring_of(torch.float32), split, programs=2)
+    assert torch.equal(together[2:], alone)
+
+
+def test_rows_that_are_not_listed_stay_byte_for_byte() -> None:
+    ring = ring_of(torch.float32)
+    before = ring.keys.clone(), ring.values.clone()
+    through_kernels(torch.tensor([3, 35, 100, 0]), torch.tensor([1]), new(1, 1, torch.float32), ring, LANEWISE)
+    for part, old in zip((ring.keys, ring.values), before, strict=True):
+        assert torch.equal(part[[0, 2, 3]], old[[0, 2, 3]])
+        assert not torch.equal(part[1], old[1])
+
+
+def test_keys_and_values_of_a_byte_err_by_less_than_two_percent() -> None:
+    """One scale a row, head and position; everything is appended by the kernel, past the wrap."""
+    exact = Ring.allocate(ROWS, HEADS, KEYS, WIDTH, CPU, torch.float32)
+    small = Ring.allocate(ROWS, HEADS, KEYS, WIDTH, CPU, torch.int8)
+    scales = torch.zeros(ROWS + 1, HEADS, KEYS), torch.zeros(ROWS + 1, HEADS, KEYS)
+    positions, rows = torch.tensor([0, 30, 70, 0]), torch.tensor([1])
+    for step in range(14):
+        qkv = new(1, 1, torch.float32, seed=step)
+        wanted = through_kernels(positions, rows, qkv, exact, LANEWISE)
+        plan = attention.plan(positions, rows, 1, KEYS, FREQUENCIES, LANEWISE, 3)
+        got = attention.attend(plan, qkv, (small.keys, small.values), scales)
+        positions[1] += 1
+    assert (got - wanted).norm() / wanted.norm() < 0.02
+    assert not small.keys[[0, 2]].any() and not scales[0][[0, 2]].any(), "other rows are untouched, scales too"
+    assert small.keys[1].abs().amax(-1)[:, 30:].eq(127).all(), "each scale is its vector's own"
