@@ -127,8 +127,8 @@ def tables() -> Tables:
 def sample(tmp_path: Path, seed: int) -> tuple[lm.Sample, Tables]:
     made = tables()
     made.silence[:] = made.silence[0, 0]
-    user = np.random.default_rng(2).integers(0, 512, (100, 8))
-    track = Track(user, np.zeros(100, bool), (), "hotel", "heart", tuple(call(100, role="hotel")))
+    user = np.random.default_rng(2).integers(0, 512, (160, 8))
+    track = Track(user, np.zeros(160, bool), (), "hotel", "heart", tuple(call(160, role="hotel")))
     samples = lm.Samples(made, [track], write_tokenizer(tmp_path / "tokenizer.model"), lm.Sizes())
     return samples.draw(np.random.default_rng(seed)), made
 
