@@ -1,6 +1,7 @@
 """A real Ray cluster on this machine, two replicas of two rows, and real callers. `scripts/test_cluster.sh` runs it."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import IO
 
 import aiohttp
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.test_faults import reason_of_the_end
 from webrtc_duplex.client.call import Call, connect
-from webrtc_duplex.errors import CapacityError
+from webrtc_duplex.errors import CapacityError, DuplexError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,8 +30,7 @@ START_S, RECOVERY_S = 180.0, 90.0
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `webrtc-duplex serve --cluster 2`."""
     pytest.importorskip("ray", reason="needs Ray: scripts/test_cluster.sh")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "webrtc_duplex", "serve", "--cluster", "2", "--rows", "2", "--model", "echo"]
     log = tmp_path_factory.mktemp("cluster") / "log"
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "default"}
@@ -51,6 +52,47 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.wait()
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Operator:
+    """Deploys one version of the application after the other, in a cluster of its own (`operator_of_serve.py`)."""
+
+    def __init__(self, log: IO[bytes]) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("operator_of_serve.py")), str(port)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"},
+        )
+
+    def deploy(self, replicas: int) -> None:
+        settings = {"model": "echo", "rows": 1, "signing_key": "k" * 32, "insecure": "true"}
+        engine = {"num_replicas": replicas, "graceful_shutdown_timeout_s": 60, "max_surge_percent": 100}
+        args = {"settings": settings, "engine": engine, "front": {"num_replicas": 1}}
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(args) + "\n")
+        self._process.stdin.flush()
+        assert any("told" in line for line in iter(self._process.stdout.readline, "")), "the operator has ended"
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
 @asynccontextmanager
 async def calls(url: str, count: int) -> AsyncIterator[list[Call]]:
     """So many callers, each of whom hears the agent. One who is refused tries again: a row may be on its way back."""
@@ -61,7 +103,11 @@ async def calls(url: str, count: int) -> AsyncIterator[list[Call]]:
                 try:
                     callers.append(await stack.enter_async_context(connect(url)))
                     await anext(callers[-1].packets())
-                except CapacityError:
+                except (
+                    DuplexError,
+                    aiohttp.ClientError,
+                    ValueError,
+                ):  # ValueError: the proxy's own answer, as it starts
                     await asyncio.sleep(0.2)
         yield callers
 
@@ -172,3 +218,25 @@ async def test_live_calls_do_not_hear_of_a_front_that_is_killed(cluster: str) ->
         await ask(cluster, both[0], method="DELETE")
         async with calls(cluster, 3):
             pass
+
+
+async def test_an_upgrade_that_is_also_a_downscale_drops_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: scripts/test_cluster.sh")
+    with (tmp_path / "log").open("wb") as log:
+        operator = await asyncio.to_thread(Operator, log)
+        try:
+            await asyncio.to_thread(operator.deploy, 2)
+            async with calls(operator.url, 2) as both:
+                await asyncio.to_thread(operator.deploy, 1)
+                async with calls(operator.url, 1) as (newcomer,):
+                    assert place_in(newcomer) not in map(place_in, both)
+                    for call in both:
+                        await goes_on(call)
+                        assert (await ask(operator.url, call))[0] == 200
+                for call in both:
+                    await ask(operator.url, call, method="DELETE")
+                async with asyncio.timeout(RECOVERY_S):
+                    while [(await ask(operator.url, call))[0] for call in both] != [410, 410]:
+                        await asyncio.sleep(0.2)
+        finally:
+            await asyncio.to_thread(operator.close)
