@@ -216,6 +216,42 @@ async def test_a_caller_may_come_back_before_the_loss_is_noticed(two_rows: House
     assert session.ended_because == "hangup"
 
 
+async def test_who_comes_back_while_another_is_being_answered_is_answered_next(two_rows: House) -> None:
+    async with call(two_rows) as (_, session):
+        await in_state(session, SessionState.LIVE)
+        one, two = Peer(), Peer()
+        offers = [await one.offer(), await two.offer()]
+
+        async def come_back(offer: str) -> str:
+            while True:
+                try:
+                    return await session.resume(offer)
+                except RequestError as refusal:
+                    assert refusal.code == "call_conflict"
+                    await asyncio.sleep(0)
+
+        async with asyncio.timeout(5):
+            _, answer = await asyncio.gather(*map(come_back, offers))
+        await two.accept(answer)
+        await comes_back(two, chirp())
+        await one.close()
+        await two.close()
+
+
+async def test_a_connection_is_closed_whole_though_who_closes_it_is_called_off(
+    two_rows: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with call(two_rows) as (_, session):
+        await in_state(session, SessionState.LIVE)
+        transport = session._current.transport
+        closing = asyncio.create_task(transport.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await session.hang_up()
+    assert transport._pc.iceConnectionState == "closed"
+    assert "did not close" not in caplog.text
+
+
 async def test_a_schedule_that_begins_anew_is_followed(two_rows: House, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = list[DuplexStream]()
     take = DuplexStream._go_live

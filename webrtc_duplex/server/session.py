@@ -334,6 +334,8 @@ class Session:
         self._listener = None
         self._leg = leg
         _resolve(offer.answer, self.answer)
+        if not self._offers.empty():  # one came meanwhile, and is next
+            leg.over.set()
 
     async def _have_ours_answered(self, transport: Transport, wanted: _Offer) -> _Offer:
         """Offer, and take the caller's answer, which comes by `resume`. Raises CallOver if it does not come in time."""

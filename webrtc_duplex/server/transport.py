@@ -150,6 +150,7 @@ class Transport:
         self._clock = clock
         self._ice = ice
         self._candidates = 0
+        self._closing: asyncio.Task[None] | None = None
         self._outlet: _Outlet | None = None
         self._take: Callable[[Packet], None] | None = None
         self._pc = RTCPeerConnection(_configuration(call, ice))
@@ -262,10 +263,15 @@ class Transport:
         )
 
     async def close(self) -> None:
-        """Close everything; says so in the log if aiortc does not come to an end."""
-        try:
-            await asyncio.wait_for(self._pc.close(), CLOSE_S)
-        except TimeoutError:
+        """Close everything; says so in the log if aiortc does not come to an end.
+
+        It is done once and whole, also where who waits for it is called off: aiortc can be closed a second time, but
+        waits for ever if the first time was cut short.
+        """
+        self._closing = self._closing or asyncio.create_task(self._pc.close(), name="close a peer connection")
+        closed, _ = await asyncio.wait([self._closing], timeout=CLOSE_S)
+        if not closed:
+            self._closing.cancel()
             log.error("a peer connection did not close within %s s", CLOSE_S)
 
     @property
