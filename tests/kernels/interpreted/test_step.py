@@ -73,7 +73,8 @@ def answer(model: PersonaPlex, state: ModelState, listed: Sequence[Sequence[int]
 def kernels(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Undone, the model computes in plain torch again."""
     monkeypatch.setattr(ops, "usable", lambda x: True)
-    monkeypatch.setattr(convolution, "TILE", (1024, 16, 32))  # the interpreter's time goes by programs, not by numbers
+    monkeypatch.setattr(convolution, "BLOCK", 1 << 15)
+    monkeypatch.setattr(convolution, "TILE", (4096, 16, 64))  # the interpreter's time goes by programs, not by numbers
     return monkeypatch
 
 

@@ -14,7 +14,8 @@ from webrtc_duplex.model.kernels.launch import launch
 PRECISION = "ieee"
 """How f32 products are computed; in TF32 about one frame in ninety would get another code (`gpu.md` 3)."""
 
-_BLOCK = 1024
+BLOCK = 1024
+"""Numbers that one program of `_pad` and `_keep` moves"""
 TILE = (64, 64, 32)
 """Lines, columns and depth that one program works on at once"""
 
@@ -83,10 +84,10 @@ def pad(x: Tensor, taps: Tensor, activate: bool) -> Tensor:
     past = taps.shape[1] * channels
     out = x.new_empty(lanes, taps.shape[1] + length, channels)
     sizes = (taps.stride(0), length * channels, past)
-    grid = (lanes, triton.cdiv(past + length * channels, _BLOCK))
-    launch(_pad, grid, x, taps, out, *sizes, activate, _BLOCK, num_warps=4)
+    grid = (lanes, triton.cdiv(past + length * channels, BLOCK))
+    launch(_pad, grid, x, taps, out, *sizes, activate, BLOCK, num_warps=4)
     if past:
-        launch(_keep, (lanes, triton.cdiv(past, _BLOCK)), out, taps, *sizes, _BLOCK, num_warps=4)
+        launch(_keep, (lanes, triton.cdiv(past, BLOCK)), out, taps, *sizes, BLOCK, num_warps=4)
     return out
 
 
