@@ -268,3 +268,8 @@ def test_strange_fields_are_passed_over(fields: dict[str, object], kind: str) ->
 def test_a_message_keeps_the_name_that_its_client_gave_it() -> None:
     message = events.read_message('{"type": "response.cancel", "event_id": "mine"}')
     assert message == events.Message("mine", events.Silence())
+
+
+@pytest.mark.parametrize("name", ["NaN", "7", '["x"]', "[" * 800 + "]" * 800, f'"{"x" * 513}"'])
+def test_a_name_that_is_no_short_text_is_not_sent_back(name: str) -> None:
+    assert events.read_message(f'{{"type": "response.cancel", "event_id": {name}}}').event_id is None

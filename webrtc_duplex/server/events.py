@@ -24,6 +24,8 @@ Listener = Callable[[Event | None], None]
 """Is told every event, and at last None."""
 
 MAX_MESSAGE_BYTES = 65_536
+MAX_EVENT_ID = 512
+"""Characters, as with OpenAI."""
 MESSAGES_PER_S = 50
 
 QUIET_S = 0.6
@@ -64,7 +66,7 @@ class Feed:
         for listener in list(self._listeners):
             listener(event)
 
-    def error(self, error: DuplexError, event_id: Json = None) -> None:
+    def error(self, error: DuplexError, event_id: str | None = None) -> None:
         """Say that a message of the client's, named by its own `event_id`, was not acted on."""
         self.emit("error", error=error_object(error, event_id))
 
@@ -80,7 +82,7 @@ class Feed:
         return {"type": kind, "event_id": f"event_{next(self._numbers)}", **fields}
 
 
-def error_object(error: DuplexError, event_id: Json = None) -> Json:
+def error_object(error: DuplexError, event_id: str | None = None) -> Json:
     return {
         "type": error.kind,
         "code": error.code,
@@ -392,19 +394,25 @@ Command = UpdateSession | Silence | CreateResponse | InputBuffer
 class Message:
     """What a client sent: its command, or what was wrong with it; `event_id` is the client's own."""
 
-    event_id: Json
+    event_id: str | None
     command: Command | RequestError
 
 
 def read_message(text: str | bytes) -> Message:
     """Read one message; never raises."""
-    event_id: Json = None
+    event_id: str | None = None
     try:
         fields = _object(text)
-        event_id = fields.get("event_id")
+        event_id = _event_id(fields)
         return Message(event_id, _command(fields))
     except RequestError as error:
         return Message(event_id, error)
+
+
+def _event_id(fields: Mapping[str, Json]) -> str | None:
+    """The client's name for its event, which is sent back; only a short text is one, and NaN is no JSON."""
+    name = fields.get("event_id")
+    return name if isinstance(name, str) and len(name) <= MAX_EVENT_ID else None
 
 
 def _object(text: str | bytes) -> Mapping[str, Json]:
