@@ -4,7 +4,7 @@ import pytest
 
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
-from webrtc_duplex.server.realtime import Json, read_session, session_object
+from webrtc_duplex.server.realtime import Json, read_session, session_object, what_counts
 
 CARD = ModelCard("double", ("ann", "bob"), "ann", takes_text=True, max_text_chars=10, pieces=("",))
 MUTE = ModelCard("echo", (), None, takes_text=False, max_text_chars=0, pieces=("",))
@@ -56,6 +56,15 @@ def test_a_wish_that_cannot_be_met_is_refused_and_named(session: dict[str, Json]
     with pytest.raises(RequestError) as refusal:
         read_session(session, Prompt(), CARD)
     assert (refusal.value.code, refusal.value.param) == (code, param)
+
+
+def test_of_a_session_that_is_kept_no_more_stays_than_counts() -> None:
+    session: dict[str, Json] = {"seed": 7, "instructions": "Be kind.", "tools": ["x"] * 1000, "model": "gpt-realtime"}
+    session["audio"] = {"input": {"format": "x" * 1000}, "output": {"voice": {"id": "bob"}}}
+    kept = what_counts(session, CARD)
+    assert kept == {"seed": 7, "instructions": "Be kind.", "voice": "bob"}
+    assert read_session(kept, Prompt(), CARD) == read_session(session, Prompt(), CARD)
+    assert what_counts(session, MUTE) == {"seed": 7}
 
 
 def test_the_session_in_force_is_shown() -> None:

@@ -37,6 +37,15 @@ def read_session(session: Mapping[str, Json], base: Prompt, card: ModelCard) -> 
     )
 
 
+def what_counts(session: Mapping[str, Json], card: ModelCard) -> dict[str, Json]:
+    """The fields of a session, already read once, that make a difference here: all that is worth keeping of it."""
+    names = {"seed", "text_temperature", "text_top_k", "audio_temperature", "audio_top_k"}
+    if card.takes_text:
+        names.add("instructions")
+    fields = {name: value for name, value in session.items() if name in names}
+    return {**fields, "voice": _voice(session)} if card.voices else fields
+
+
 def session_object(call: str, prompt: Prompt, card: ModelCard) -> dict[str, Json]:
     """The session in force, as the API shows it."""
     pcm: Json = {"type": "audio/pcm", "rate": SAMPLE_RATE}

@@ -38,7 +38,7 @@ from webrtc_duplex.server.reading import (
     read_wish,
     unsupported,
 )
-from webrtc_duplex.server.realtime import Json, read_session, session_object
+from webrtc_duplex.server.realtime import Json, read_session, session_object, what_counts
 from webrtc_duplex.server.register import Register, RegisteredCall
 from webrtc_duplex.server.sdp import finish_answer, finish_offer, is_heard, parse_fragment, safe_offer, ufrag_of
 from webrtc_duplex.server.session import CallRequest, SessionState
@@ -381,7 +381,7 @@ class Desk:
         """A secret, when it expires, and the session it is bound to. Raises RequestError for one that cannot be had."""
         self._check_ready()
         prompt, _ = self._prompt(session, caller)
-        value, secret = self.door.secrets.issue(caller.owner, session, ttl_s)
+        value, secret = self.door.secrets.issue(caller.owner, what_counts(session, self._engine.card), ttl_s)
         return value, round(secret.expires_at), session_object(secrets.token_hex(8), prompt, self._engine.card)
 
     async def ice_servers(self, request: web.Request) -> web.Response:
