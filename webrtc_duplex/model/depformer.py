@@ -34,7 +34,10 @@ class StepLayer:
 
 
 class Depformer(nn.Module):
-    """Weights stacked with the step first, so that what one step reads lies together; norms are shared by the steps."""
+    """Weights stacked with the step first, so that what one step reads lies together; norms are shared by the steps.
+
+    The loop works on views of the parameters, made once: the parameters are filled in place and never moved.
+    """
 
     def __init__(self, config: LMConfig, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()

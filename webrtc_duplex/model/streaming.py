@@ -22,6 +22,7 @@ from torch.nn import functional
 from webrtc_duplex.model.kernels import ops
 
 SPAN_STEP = 64
+"""Slots that attention on the CPU reads in one piece: as many of these as may be in use."""
 
 
 @dataclass(frozen=True, slots=True)
