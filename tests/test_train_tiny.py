@@ -164,6 +164,8 @@ def test_the_role_is_remembered_in_the_padding_and_the_voice_in_the_silence(tmp_
 # ---- all of it
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_smoke_run_makes_a_checkpoint_that_loads(tmp_path: Path) -> None:
     missing = missing_packages(smoke=True)
     if missing:
