@@ -4,11 +4,12 @@ It has a connection to the engine of its own, so that its rows are freed when it
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import assert_never
 
-from webrtc_duplex.errors import DuplexError
+from webrtc_duplex.errors import DuplexError, EngineError
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.pipe import (
@@ -37,6 +38,8 @@ from webrtc_duplex.server.pipe import (
 )
 from webrtc_duplex.server.session import Calls, Session
 from webrtc_duplex.settings import Settings
+
+log = logging.getLogger(__name__)
 
 ENGINE_WAIT_S = 2.0
 """So long an offer waits for the engine, which the front may have found a moment earlier."""
@@ -111,6 +114,9 @@ class Worker:
             outcome = await self._answer(question)
         except DuplexError as error:
             outcome = error
+        except Exception:
+            log.exception("a question of the front's failed: %s", type(question).__name__)
+            outcome = EngineError("the server met a fault of its own", code="server_error", status=500)
         finally:
             self._asked.pop(number, None)
         self._pipe.send(Reply(number, outcome))
