@@ -58,6 +58,9 @@ SILENT_S = 2.0
 NETWORKS_OF_CALLERS = ("clean", "clean", "loss5", "mobile", "reordering", "jitter")
 WAYS_TO_LEAVE = ("hang up", "close", "vanish")
 
+TRACEBACK = re.compile(r"^Traceback.*?(?=^\d{4}-|\Z)", re.MULTILINE | re.DOTALL)
+"""In a log, up to the next line of it."""
+
 TONE_HZ, TONE_STEP_HZ = 400, 100
 WINDOW = 4096
 LOUD_RMS = 300.0
@@ -420,7 +423,7 @@ async def soak(seconds: float, callers: int, log: Path) -> tuple[Census, Census,
         after = await census(server)
         tally.faults += after.grown_since(before, ALLOWED)
     text = log.read_text(errors="replace")
-    tally.faults += [f"logged: {line}" for line in text.splitlines() if line.startswith("Traceback")]
+    tally.faults += [f"logged:\n{trace}" for trace in TRACEBACK.findall(text)]
     tally.faults += ["never destroyed" for line in text.splitlines() if "was destroyed but it is pending" in line]
     return before, after, tally
 
