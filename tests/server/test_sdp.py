@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from webrtc_duplex.errors import RequestError
-from webrtc_duplex.server.sdp import MAX_CANDIDATES, Candidate, Description, finish_answer, safe_offer
+from webrtc_duplex.server.sdp import (
+    MAX_CANDIDATE_LINES,
+    MAX_CANDIDATES,
+    Candidate,
+    Description,
+    finish_answer,
+    safe_offer,
+)
 
 CORPUS = Path(__file__).parent.parent / "sdp"
 GOOD = sorted((CORPUS / "good").glob("*.sdp"))
@@ -220,3 +227,16 @@ def test_a_mutated_offer_is_made_safe_or_refused(offer: str) -> None:
 def test_any_text_is_refused(offer: str) -> None:
     with pytest.raises(RequestError):
         safe_offer(offer)
+
+
+def test_an_offer_of_thousands_of_lines_is_refused() -> None:
+    with pytest.raises(RequestError, match="2000 lines"):
+        safe_offer(good("chromium_audio_and_channel") + "a=x\r\n" * 2000)
+
+
+def test_of_thousands_of_candidates_only_the_first_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = list[str]()
+    monkeypatch.setattr(Candidate, "parse", looked_at.append)
+    offer = safe_offer(good("chromium_audio_and_channel") + "a=candidate:1 1 tcp 1 10.0.0.1 5 typ host\r\n" * 1500)
+    assert len(looked_at) <= 4 * MAX_CANDIDATE_LINES
+    assert Description.parse(offer).media and looked_at

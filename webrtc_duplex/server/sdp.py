@@ -16,9 +16,12 @@ from typing import Self
 from webrtc_duplex.audio import SAMPLE_RATE
 from webrtc_duplex.errors import RequestError
 
+MAX_LINES = 2000
 MAX_SECTIONS = 32
 MAX_CANDIDATES = 16
 """So many remote candidates are tried; a browser with two networks and TURN sends about ten."""
+MAX_CANDIDATE_LINES = 64
+"""So many are looked at: every caller waits while an offer is read, and thousands would take a second."""
 
 OPUS_FORMAT = f"minptime=10;useinbandfec=1;stereo=0;maxplaybackrate={SAMPLE_RATE}"
 """What we like to get: error correction (without this line Chrome sends none), mono, and no band above the model's."""
@@ -114,6 +117,8 @@ class Description:
         if not _is_unicode(text):
             raise _invalid("a session description is UTF-8 text")
         lines = [line for line in _LINE_END.split(text) if line.strip()]
+        if len(lines) > MAX_LINES:
+            raise _invalid(f"at most {MAX_LINES} lines are read, not {len(lines)}")
         if not lines or lines[0].strip() != "v=0":
             raise _invalid("a session description begins with 'v=0'")
         if any(len(line) < 2 or line[1] != "=" for line in lines):
@@ -320,7 +325,7 @@ def _transport(offer: Description, media: Media) -> _Transport:
     if not (ufrag and password and _ICE_TEXT.fullmatch(ufrag) and _ICE_TEXT.fullmatch(password)):
         raise _unusable("the offer has no ICE credentials (a=ice-ufrag, a=ice-pwd)", "ice_required")
     lines = [line for place in [media, *shared] for line in place.values("candidate")]
-    candidates = [candidate for line in lines if (candidate := Candidate.parse(line))]
+    candidates = [candidate for line in lines[:MAX_CANDIDATE_LINES] if (candidate := Candidate.parse(line))]
     return _Transport(
         ufrag,
         password,
