@@ -317,7 +317,10 @@ def load_runner(model: str, rows: int, device: str) -> PersonaPlexRunner | EchoR
     plan = _plan(checkpoint, where, dtype)
     logger.info("memory of %s for %d rows: %s", checkpoint.name, rows, plan)
     plan.require(rows, available_bytes(where))
-    if where.type == "cpu":
+    if where.type == "cuda":
+        torch.cuda.set_device(where.index or 0)  # where kernels are launched and graphs are captured
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    else:
         torch.set_num_threads(1)  # the other cores are the servers'; and a call's bits must not depend on their number
     prompter = Prompter(checkpoint, read_voices(checkpoint.directory, voice_model(checkpoint)))
     personaplex = PersonaPlex(load_lm(checkpoint, where, dtype), load_mimi(checkpoint, where))
