@@ -30,8 +30,9 @@ def test_the_call_of_an_sdp_answer_is_in_its_headers() -> None:
     assert call_of(Answer(201, headers, b"v=0")) == ("rtc_x", "cs_y")
 
 
-def test_the_call_of_a_json_answer_is_in_its_body() -> None:
-    body = json.dumps({"type": "answer", "call_id": "rtc_x", "client_secret": {"value": "cs_y"}}).encode()
+@pytest.mark.parametrize("kind", ["answer", "offer"])
+def test_the_call_of_a_json_answer_is_in_its_body(kind: str) -> None:
+    body = json.dumps({"type": kind, "call_id": "rtc_x", "client_secret": {"value": "cs_y"}}).encode()
     assert call_of(Answer(200, [("content-type", "application/json; charset=utf-8")], body)) == ("rtc_x", "cs_y")
 
 

@@ -127,7 +127,7 @@ def call_of(answer: Answer) -> tuple[str, str] | None:
         return None
     if headers.get("content-type", "").startswith("application/json"):
         told = json.loads(answer.body)
-        if isinstance(told, dict) and told.get("type") == "answer":
+        if isinstance(told, dict) and {"call_id", "client_secret"} <= told.keys():
             return str(told["call_id"]), str(told["client_secret"]["value"])
     elif "location" in headers and SECRET_HEADER.lower() in headers:
         return urlsplit(headers["location"]).path.rpartition("/")[2], headers[SECRET_HEADER.lower()]
