@@ -63,6 +63,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.launches = Counter[Build]()
+        self.whole_step = Counter[Build]()
+        """Of one step at released sizes, for who sets it apart"""
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: object, **options: int) -> None:
         self.launches[_build(kernel, arguments, options)] += 1

@@ -86,12 +86,12 @@ def _turns(positions, rows, frequencies, turns, slots, T: tl.constexpr, C: tl.co
 
 @triton.jit
 def _plan(
-    positions, rows, lengths, items, count, scratch,
-    B: tl.constexpr, BP: tl.constexpr, T: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr, UNITS: tl.constexpr
+    positions, rows, lengths, items, count, scratch, lanes,
+    BP: tl.constexpr, T: tl.constexpr, C: tl.constexpr, CHUNK: tl.constexpr, UNITS: tl.constexpr
 ):  # fmt: skip
     """One program: every lane's units, one after another. Where one is the most, empty lanes have it too."""
     lane = tl.arange(0, BP)
-    there = lane < B
+    there = lane < lanes
     row = tl.load(rows + lane, mask=there, other=0)
     position = tl.load(positions + row, mask=there, other=0)
     length = tl.where(row == scratch, 0, tl.minimum(position + T, C)).to(tl.int32)

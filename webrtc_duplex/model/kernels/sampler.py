@@ -77,7 +77,7 @@ def sample(
     bests = logits.new_empty(lanes, dtype=torch.float32)
     places = triton.next_power_of_2(count)
     sizes = (draw, count, places, 8 * logits.element_size(), min(places, _CHUNK))
-    warps = 8 if places <= 4096 else 32
+    warps = 8 if places <= 4096 else 16
     state = (rows, frames, seeds, temperatures, top_ks)
     launch(_sample, (lanes,), logits, *state, tokens, bests, *sizes, num_warps=warps)
     return tokens, bests
