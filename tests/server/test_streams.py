@@ -1,6 +1,8 @@
 """Events without a data channel, and orders given by the way of a WebSocket."""
 
+import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +10,9 @@ import pytest
 from aiohttp import WSServerHandshakeError
 
 from tests.server.served import Http, error_of, open_call, serving
+from webrtc_duplex.server import streams
+from webrtc_duplex.server.app import DESK
+from webrtc_duplex.server.session import Session, SessionState
 
 
 @pytest.fixture
@@ -43,6 +48,28 @@ async def test_the_end_of_the_server_ends_the_streams_of_its_calls(http: Http) -
     async with http.get(f"{call.place}/events", headers=call.headers) as stream:
         await http.server.close()
         assert b'"reason": "drained"' in (await stream.content.read()).splitlines()[-2]
+
+
+async def test_who_never_reads_a_stream_is_not_kept(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "STILL_HERE_S", 0.05)
+    call = await open_call(http)
+    assert http.app is not None
+    session = http.app[DESK].calls.find(call.id)
+    assert isinstance(session, Session)
+    feed = session.feed
+    with socket.create_connection(("127.0.0.1", http.port)) as deaf:
+        head = f"GET {call.place}/events HTTP/1.1\r\nHost: x\r\nAuthorization: {call.headers['Authorization']}\r\n\r\n"
+        deaf.sendall(head.encode())
+        async with asyncio.timeout(10):
+            while not feed._listeners:
+                await asyncio.sleep(0)
+            while feed._listeners:
+                feed.emit("ext.test", filler="x" * 100_000)
+                await asyncio.sleep(0.001)
+        deaf.setblocking(False)
+        while await asyncio.get_running_loop().sock_recv(deaf, 1 << 20):
+            pass
+    assert session.state is not SessionState.ENDED
 
 
 async def test_who_can_set_no_header_shows_the_secret_in_the_query(http: Http) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 
 from aiohttp import WSMsgType, web
@@ -36,8 +36,8 @@ class Streams:
             await response.prepare(request)
             async for event in _with_pauses(listener):
                 line = ": still here\n\n" if event is None else f"data: {json.dumps(event)}\n\n"
-                await response.write(line.encode())
-            await response.write_eof()
+                await _read_in_time(response.write(line.encode()), request)
+            await _read_in_time(response.write_eof(), request)
         return response
 
     async def sideband(self, request: web.Request) -> web.WebSocketResponse:
@@ -60,6 +60,17 @@ class Streams:
                 telling.cancel()
                 await asyncio.wait([telling])
         return socket
+
+
+async def _read_in_time(writing: Awaitable[None], request: web.Request) -> None:
+    """Raises ConnectionResetError, and makes it true, where the reader takes nothing for too long."""
+    try:
+        async with asyncio.timeout(STILL_HERE_S):
+            await writing
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the reader of the events does not read") from None
 
 
 async def _tell(socket: web.WebSocketResponse, listener: QueueListener) -> None:
