@@ -187,7 +187,7 @@ async def test_a_caller_who_vanishes_is_held_and_then_put_out(tmp_path: Path) ->
 
 
 async def test_a_caller_who_comes_back_goes_on_with_the_same_model_state(tmp_path: Path) -> None:
-    server = ServerSettings(media_timeout_s=0.5)
+    server = ServerSettings(media_timeout_s=2.0)
     async with house(tmp_path, rows=1, server=server) as full, call(full) as (peer, session):
         await in_state(session, SessionState.LIVE)
         await full.frames_heard(5)
