@@ -80,7 +80,8 @@ async def elsewhere(bundle: Path) -> AsyncIterator[str]:
 @asynccontextmanager
 async def meeting(model: str, elsewhere: str, folder: Path, *options: str) -> AsyncIterator[tuple[str, Page]]:
     """A server with one row, and a page of another origin that may call it."""
-    microphone, _ = caller(folder, silence_s=1.0)
+    # Who is talked to by the agent lets it finish its greeting.
+    microphone, _ = caller(folder, silence_s=5.0 if model == "tiny" else 1.0)
     async with (
         serving(model, "--allowed-origins", elsewhere, *options, rows=1, log=folder / "log") as url,
         open_browser(microphone) as browser,

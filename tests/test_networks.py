@@ -78,4 +78,5 @@ async def test_calls_survive_loss_bursts_disorder_stalls_and_a_blackout(tmp_path
     by_network = {network: stats for network, (_, stats) in zip(networks, calls, strict=True)}
     assert by_network["loss5"]["recovered"] > 5
     assert by_network["mobile"]["recovered"] > 0
-    assert by_network["reordering"]["recovered"] <= 2 and by_network["reordering"]["late"] <= 40
+    # Of 600 packets; one that its successor overtakes right before a cut is made good from that one.
+    assert by_network["reordering"]["recovered"] <= 12 and by_network["reordering"]["late"] <= 40
