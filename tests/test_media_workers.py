@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -33,9 +34,17 @@ def command_of(pid: int) -> bytes:
 
 @asynccontextmanager
 async def calls(url: str, count: int) -> AsyncIterator[list[Call]]:
-    """So many callers who hear the agent; the workers take turns, as each time one has fewer."""
+    """So many callers who hear the agent; once both are there the workers take turns, as each time one has fewer."""
+    await both_workers(url)
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(connect(url)) for _ in range(count)]
+
+
+async def both_workers(url: str) -> None:
+    """Wait until they have joined: the server is ready with the first of them."""
+    async with asyncio.timeout(20):
+        while not {'worker="0"', 'worker="1"'} <= set(re.findall(r'worker="\d"', await metrics(url))):
+            await asyncio.sleep(0.05)
 
 
 async def ask(url: str, call: Call, path: str = "", method: str = "GET") -> tuple[int, str]:
