@@ -19,7 +19,7 @@ ECHOED = ("via", "from", "to", "call-id", "cseq")
 
 @dataclass
 class SipAnswerer(asyncio.DatagramProtocol):
-    """Answers each INVITE with what `answer` makes of its offer."""
+    """Answers one call's INVITE with what `answer` makes of its offer."""
 
     address: str
     answer: Answer
@@ -28,6 +28,8 @@ class SipAnswerer(asyncio.DatagramProtocol):
     """Set when the phone has said BYE."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _transport: asyncio.DatagramTransport | None = None
+    _answered: str = ""
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def datagram_received(self, data: bytes, address: Address) -> None:
         head, _, body = data.decode(errors="replace").partition("\r\n\r\n")
@@ -42,8 +44,12 @@ class SipAnswerer(asyncio.DatagramProtocol):
                 self.ended.set()
 
     async def _take(self, head: str, offer: str, address: Address) -> None:
+        """Answer; an INVITE within the call (baresip sends one when its ICE is done) hears the same answer again."""
         self._reply(head, "100 Trying", address)
-        self._reply(head, "200 OK", address, await self.answer(offer))
+        async with self._one_at_a_time:
+            if not self._answered:
+                self._answered = await self.answer(offer)
+        self._reply(head, "200 OK", address, self._answered)
 
     def _reply(self, head: str, status: str, address: Address, sdp: str = "") -> None:
         lines = [f"SIP/2.0 {status}"]
