@@ -13,21 +13,9 @@ import aiohttp
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import children, is_running
 from tests.serving import serving
 from webrtc_duplex.client.call import Call, connect
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def server_and_engine() -> tuple[int, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.processes import children, is_running
 from webrtc_duplex import launch
 from webrtc_duplex.engine.loop import SOCKET_NAME
 from webrtc_duplex.errors import EngineError, RequestError
@@ -57,11 +58,6 @@ async def supervised(order: launch.StartOrder) -> AsyncIterator[EngineClient]:
             supervisor.cancel()
             with suppress(asyncio.CancelledError):
                 await supervisor
-
-
-def children(pid: int | str = "self") -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 async def go_live(stream: DuplexStream) -> None:
@@ -132,14 +128,6 @@ async def test_the_engine_ends_within_2_s_when_its_server_is_killed(
         async with asyncio.timeout(2):
             while is_running(engine):
                 await asyncio.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def test_an_engine_leaves_nothing_behind_when_its_server_ends(order: launch.StartOrder) -> None:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from tests.engine_doubles import tone
+from tests.processes import children, is_running
 from tests.serving import serving
-from tests.test_faults import children, is_running, readiness, reason_of_the_end
+from tests.test_faults import readiness, reason_of_the_end
 from webrtc_duplex.client.call import Call, connect
 from webrtc_duplex.errors import CapacityError, RequestError
 from webrtc_duplex.settings import IceSettings, ServerSettings, Settings
