@@ -35,6 +35,18 @@ ECHO = engine_command("EchoDouble(settings.rows)")
 BROKEN_MODEL = engine_command("refuse('no weights are in this directory')")
 DYING_MODEL = engine_command("EchoDouble(0)")  # there is no sound ring without rows
 
+MUTE_CODE = """
+import pickle, socket, sys, time
+from webrtc_duplex.engine.loop import SOCKET_NAME
+order = pickle.load(sys.stdin.buffer)
+with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(str(order.directory / SOCKET_NAME))
+    listener.listen()
+    time.sleep(60)
+"""
+MUTE = (sys.executable, "-c", MUTE_CODE)
+"""It listens, and stops there."""
+
 
 @pytest.fixture(autouse=True)
 def from_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +115,15 @@ async def test_an_engine_that_dies_three_times_in_a_minute_is_given_up(
         assert await launch.supervise(DYING_MODEL, order, client, back_off_s=(0, 0)) == launch.EXIT_GAVE_UP
     assert capfd.readouterr().err.count("the engine dies") == 3
     assert "given up" in caplog.text
+
+
+async def test_an_engine_that_stops_before_its_first_word_is_noticed(
+    order: launch.StartOrder, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with EngineClient(order.directory / SOCKET_NAME) as client, asyncio.timeout(40):
+        assert await launch.supervise(MUTE, order, client, back_off_s=(0, 0)) == launch.EXIT_GAVE_UP
+    assert caplog.text.count("the engine is lost (it hung)") == 3
+    assert not children()
 
 
 @pytest.mark.parametrize("engine_fate", [None, signal.SIGSTOP])

@@ -78,6 +78,7 @@ class EngineClient:
     def __init__(self, socket_path: Path) -> None:
         self._socket_path = socket_path
         self._engine: _Engine | None = None
+        self._found = asyncio.Event()
         self._ready = asyncio.Event()
         self._lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -138,8 +139,11 @@ class EngineClient:
             raise EngineError(f"no engine is ready after {timeout_s:g} s") from None
 
     async def wait_lost(self) -> None:
-        """Wait until the engine that serves now, or the next one to do so, is lost: dead, or silent."""
-        await self._ready.wait()
+        """Wait until the engine that listens now, or the next one to do so, is lost: dead, or silent.
+
+        One that never says its Hello is silent as well.
+        """
+        await self._found.wait()
         await self._lost.wait()
 
     def _require(self) -> "_Engine":
@@ -175,9 +179,11 @@ class EngineClient:
                 continue
             self._engine = engine
             self._lost.clear()
+            self._found.set()
             try:
                 await engine.watch()
             finally:
+                self._found.clear()
                 self._ready.clear()
                 self._lost.set()
                 engine.lose()
