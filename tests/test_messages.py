@@ -22,6 +22,7 @@ from webrtc_duplex.messages import (
     Start,
     Stepped,
     Unpacker,
+    load,
     pack,
 )
 
@@ -36,7 +37,7 @@ MESSAGES: list[Request | Event] = [
 
 @given(cuts=st.lists(st.integers(0, 600), max_size=20))
 def test_messages_survive_any_cutting_of_the_stream(cuts: list[int]) -> None:
-    stream, unpacker, got = b"".join(map(pack, MESSAGES)), Unpacker(), list[Request | Event]()
+    stream, unpacker, got = b"".join(map(pack, MESSAGES)), Unpacker(load), list[Request | Event]()
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     for start, end in zip(bounds, bounds[1:], strict=False):
         got += unpacker.feed(stream[start:end])
@@ -60,12 +61,12 @@ def test_nothing_but_messages_is_unpickled() -> None:
     for strange in (print, pickle.Unpickler, RequestError):
         body = pickle.dumps(strange)
         with pytest.raises(ValueError, match="is no message"):
-            Unpacker().feed(struct.pack("<I", len(body)) + body)
+            Unpacker(load).feed(struct.pack("<I", len(body)) + body)
 
 
 def test_a_message_longer_than_the_limit_is_refused_before_it_is_read() -> None:
     with pytest.raises(ValueError, match="at most"):
-        Unpacker().feed(struct.pack("<I", MESSAGE_LIMIT + 1))
+        Unpacker(load).feed(struct.pack("<I", MESSAGE_LIMIT + 1))
 
 
 def test_a_prompt_is_text_that_every_tokenizer_takes() -> None:

@@ -23,8 +23,9 @@ Hello comes first on every connection, Stats about once a second.
 import io
 import pickle
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self, cast
+from typing import Generic, NamedTuple, Self, TypeVar, cast
 
 from webrtc_duplex.errors import (
     AuthError,
@@ -36,6 +37,8 @@ from webrtc_duplex.errors import (
     RequestError,
     StaleEpochError,
 )
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,34 +306,44 @@ MESSAGE_LIMIT = 1 << 20
 _LENGTH = struct.Struct("<I")
 
 
-def pack(message: Request | Event) -> bytes:
+def pack(message: object) -> bytes:
     """A message as it goes on the socket."""
     body = pickle.dumps(message, protocol=5)
     return _LENGTH.pack(len(body)) + body
 
 
-class Unpacker:
-    """Bytes of a socket in, messages out."""
+class Unpacker(Generic[M]):
+    """Bytes of a socket in, messages out. `load` makes a message of its pickle, and raises ValueError if it is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Callable[[bytes], M], limit: int = MESSAGE_LIMIT) -> None:
+        self._load = load
+        self._limit = limit
         self._bytes = bytearray()
 
-    def feed(self, received: bytes) -> list[Request | Event]:
+    def feed(self, received: bytes) -> list[M]:
         """Add what was received; returns the messages now whole. Raises ValueError when they cannot be any."""
         self._bytes += received
-        messages: list[Request | Event] = []
+        messages: list[M] = []
         start = 0
         while len(self._bytes) - start >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._bytes, start)
-            if length > MESSAGE_LIMIT:
-                raise ValueError(f"a message has at most {MESSAGE_LIMIT} bytes, not {length}")
+            if length > self._limit:
+                raise ValueError(f"a message has at most {self._limit} bytes, not {length}")
             end = start + _LENGTH.size + length
             if len(self._bytes) < end:
                 break
-            messages.append(_unpickle(bytes(self._bytes[start + _LENGTH.size : end])))
+            messages.append(self._load(bytes(self._bytes[start + _LENGTH.size : end])))
             start = end
         del self._bytes[:start]
         return messages
+
+
+def load(body: bytes) -> Request | Event:
+    """A message of this module from its pickle. Raises ValueError for anything else."""
+    try:
+        return cast(Request | Event, _OnlyMessages(io.BytesIO(body)).load())
+    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, TypeError) as error:
+        raise ValueError(f"not a message: {error}") from error
 
 
 class _OnlyMessages(pickle.Unpickler):
@@ -340,10 +353,3 @@ class _OnlyMessages(pickle.Unpickler):
         if module_name != __name__ or global_name.startswith("_"):
             raise pickle.UnpicklingError(f"{module_name}.{global_name} is no message")
         return super().find_class(module_name, global_name)
-
-
-def _unpickle(body: bytes) -> Request | Event:
-    try:
-        return cast(Request | Event, _OnlyMessages(io.BytesIO(body)).load())
-    except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, TypeError) as error:
-        raise ValueError(f"not a message: {error}") from error

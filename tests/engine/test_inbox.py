@@ -9,7 +9,7 @@ import pytest
 
 from webrtc_duplex.engine.inbox import UNSENT_LIMIT, Received, SocketInbox
 from webrtc_duplex.engine.scheduler import Joined, Left
-from webrtc_duplex.messages import Close, Event, Lease, Leased, Open, Prompt, Ready, Request, Unpacker, pack
+from webrtc_duplex.messages import Close, Event, Lease, Leased, Open, Prompt, Ready, Request, Unpacker, load, pack
 
 
 class Door:
@@ -92,7 +92,7 @@ def test_events_reach_the_connection_they_are_for(door: Door) -> None:
         events: list[Event] = [Leased("a", Lease(0, 1)), Ready(Lease(0, 1), 0.1)]
         for event in events:
             door.inbox.send(2, event)
-        assert Unpacker().feed(other.recv(1 << 16)) == events
+        assert Unpacker(load).feed(other.recv(1 << 16)) == events
         one.setblocking(False)
         with pytest.raises(BlockingIOError):
             one.recv(1)
@@ -104,7 +104,7 @@ def test_events_that_the_socket_does_not_take_at_once_are_sent_when_it_does(door
         events: list[Event] = [Leased("x" * 1000, Lease(0, epoch)) for epoch in range(600)]
         for event in events:
             door.inbox.send(1, event)
-        unpacker, got = Unpacker(), list[Request | Event]()
+        unpacker, got = Unpacker(load), list[Request | Event]()
         while len(got) < len(events):
             got += unpacker.feed(peer.recv(1 << 16))
             assert door.inbox.poll(0.0) == []

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from webrtc_duplex.engine.scheduler import Joined, Left
-from webrtc_duplex.messages import Event, Request, Unpacker, pack
+from webrtc_duplex.messages import Event, Request, Unpacker, load, pack
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +134,6 @@ class _Connection:
     def __init__(self, number: int, peer: socket.socket) -> None:
         self.number = number
         self.socket = peer
-        self.unpacker = Unpacker()
+        self.unpacker = Unpacker(load)
         self.unsent = bytearray()
         self.wanted = selectors.EVENT_READ

@@ -35,6 +35,7 @@ from webrtc_duplex.messages import (
     Stepped,
     Unpacker,
     Update,
+    load,
     pack,
 )
 
@@ -201,7 +202,7 @@ class _Engine(asyncio.Protocol):
         self._ready = ready  # set with Hello
         self._ended = asyncio.Event()
         self._heard_of = False  # since the last check
-        self._unpacker = Unpacker()
+        self._unpacker = Unpacker(load)
         self._opening: dict[str, asyncio.Future[DuplexStream]] = {}  # opens without an answer, by call
         self._updating: dict[str, asyncio.Future[None]] = {}  # updates without an answer, by call
         self._streams: dict[Lease, DuplexStream] = {}
