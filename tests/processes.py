@@ -9,6 +9,14 @@ def children(pid: int | str = "self") -> list[int]:
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
+def command_of(pid: int) -> bytes:
+    """Its command line, with zeros between the words; empty for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def is_running(pid: int) -> bool:
     """Whether the process is there and no zombie."""
     try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -13,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.engine_doubles import tone
-from tests.processes import children, is_running
-from tests.serving import serving
+from tests.processes import is_running
+from tests.serving import running, serving
 from tests.test_faults import readiness, reason_of_the_end
 from webrtc_duplex.client.call import Call, connect
 from webrtc_duplex.errors import CapacityError, RequestError
@@ -23,29 +22,11 @@ from webrtc_duplex.settings import IceSettings, ServerSettings, Settings
 WORKERS = ("--media-workers", "2")
 
 
-def workers() -> list[int]:
-    """Process ids of the media workers of the server that this test has started."""
-    (server,) = [pid for pid in children(os.getpid()) if b"serve" in command_of(pid)]
-    return sorted(pid for pid in children(server) if b"worker_process" in command_of(pid))
-
-
-def command_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
-
-
 @asynccontextmanager
 async def calls(url: str, count: int) -> AsyncIterator[list[Call]]:
-    """So many callers who hear the agent; once both are there the workers take turns, as each time one has fewer."""
-    await both_workers(url)
+    """So many callers who hear the agent; the workers take turns, as each time one has fewer."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(connect(url)) for _ in range(count)]
-
-
-async def both_workers(url: str) -> None:
-    """Wait until they have joined: the server is ready with the first of them."""
-    async with asyncio.timeout(20):
-        while not {'worker="0"', 'worker="1"'} <= set(re.findall(r'worker="\d"', await metrics(url))):
-            await asyncio.sleep(0.05)
 
 
 async def ask(url: str, call: Call, path: str = "", method: str = "GET") -> tuple[int, str]:
@@ -82,35 +63,41 @@ async def rows_free(url: str) -> int:
 async def test_a_worker_that_dies_or_hangs_takes_only_its_own_callers_with_it_and_is_restarted(
     tmp_path: Path, fate: signal.Signals
 ) -> None:
-    async with serving("echo", *WORKERS, rows=4, log=tmp_path / "log") as url, calls(url, 4) as (a, b, c, d):
+    async with running("echo", *WORKERS, rows=4, log=tmp_path / "log") as server, calls(server.url, 4) as four:
+        url = server.url
         with pytest.raises(CapacityError):
             async with connect(url):
                 pass
-        victim, survivor = workers()
-        gaps = [asyncio.create_task(longest_gap(call, 4.0)) for call in (a, b, c, d)]
+        victim, survivor = server.children("worker_process")
+        gaps = [asyncio.create_task(longest_gap(call, 4.0)) for call in four]
         await asyncio.sleep(2.0)
         os.kill(victim, fate)
         async with asyncio.timeout(4):
             while await rows_free(url) != 2:
                 await asyncio.sleep(0.02)
-        answers = [await ask(url, call) for call in (a, b, c, d)]
+        answers = [await ask(url, call) for call in four]
         lost = [status == 410 and "call_lost" in text for status, text in answers]
         assert sorted(lost) == [False, False, True, True]
         alive = [gap for gap, gone in zip(await asyncio.gather(*gaps), lost, strict=True) if not gone]
         assert len(alive) == 2 and max(alive) < 0.06
         async with asyncio.timeout(20):
-            while len(workers()) < 2:
+            while len(server.children("worker_process")) < 2:
                 await asyncio.sleep(0.05)
             async with calls(url, 2) as newcomers:
                 for call in newcomers:
                     await anext(call.packets())
-        assert survivor in workers() and not is_running(victim)
+        assert survivor in server.children("worker_process") and not is_running(victim)
         assert 'webrtc_duplex_calls_ended_total{reason="worker_lost"} 2.0' in await metrics(url)
+
+
+async def test_a_server_is_ready_only_with_all_of_its_workers(tmp_path: Path) -> None:
+    async with serving("echo", "--media-workers", "3", rows=3, log=tmp_path / "log") as url:
+        told = await metrics(url)
+        assert all(f'worker="{number}"' in told for number in range(3))
 
 
 async def test_everything_of_a_call_finds_the_worker_that_carries_it(tmp_path: Path) -> None:
     async with serving("echo", *WORKERS, rows=4, log=tmp_path / "log") as url, calls(url, 4) as four:
-        assert len(workers()) == 2
         for call in four:
             assert (await anext(call.events())).type == "session.created"
             status, text = await ask(url, call)
@@ -148,44 +135,41 @@ async def a_sideband_gives_orders(url: str, call: Call) -> None:
 
 
 async def test_workers_hang_up_with_a_reason_and_leave_nothing_when_the_server_ends(tmp_path: Path) -> None:
-    async with serving("echo", *WORKERS, rows=2, log=tmp_path / "log") as url:
-        mine = workers()
-        (server,) = [pid for pid in children(os.getpid()) if b"serve" in command_of(pid)]
-        async with calls(url, 2) as (one, other):
+    async with running("echo", *WORKERS, rows=2, log=tmp_path / "log") as server:
+        mine = server.children("worker_process")
+        async with calls(server.url, 2) as (one, other):
             for call in (one, other):
                 assert (await anext(call.events())).type == "session.created"
-            os.kill(server, signal.SIGTERM)
+            os.kill(server.pid, signal.SIGTERM)
             assert await reason_of_the_end(one) == await reason_of_the_end(other) == "drained"
         async with asyncio.timeout(10):
-            while any(map(is_running, [server, *mine])):
+            while any(map(is_running, [server.pid, *mine])):
                 await asyncio.sleep(0.05)
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("fate", [signal.SIGCONT, signal.SIGSTOP])
 async def test_workers_end_within_2_s_when_the_front_is_killed(tmp_path: Path, fate: signal.Signals) -> None:
-    async with serving("echo", *WORKERS, rows=2, log=tmp_path / "log"):
-        mine = workers()
-        (server,) = [pid for pid in children(os.getpid()) if b"serve" in command_of(pid)]
+    async with running("echo", *WORKERS, rows=2, log=tmp_path / "log") as server:
+        mine = server.children("worker_process")
         os.kill(mine[0], fate)
-        os.kill(server, signal.SIGKILL)
+        os.kill(server.pid, signal.SIGKILL)
         async with asyncio.timeout(2):
             while any(map(is_running, mine)):
                 await asyncio.sleep(0.02)
 
 
 async def test_when_the_engine_dies_the_calls_of_all_workers_end_with_a_reason(tmp_path: Path) -> None:
-    async with serving("echo", *WORKERS, rows=2, log=tmp_path / "log") as url, calls(url, 2) as (one, other):
+    async with running("echo", *WORKERS, rows=2, log=tmp_path / "log") as server, calls(server.url, 2) as (one, other):
         for call in (one, other):
             assert (await anext(call.events())).type == "session.created"
-        (server,) = [pid for pid in children(os.getpid()) if b"serve" in command_of(pid)]
-        (engine,) = [pid for pid in children(server) if b"engine_process" in command_of(pid)]
+        (engine,) = server.children("engine_process")
         os.kill(engine, signal.SIGKILL)
         assert await reason_of_the_end(one) == await reason_of_the_end(other) == "engine_lost"
         async with asyncio.timeout(20):
-            while await readiness(url) != 200:
+            while await readiness(server.url) != 200:
                 await asyncio.sleep(0.05)
-            async with connect(url) as call:
+            async with connect(server.url) as call:
                 await anext(call.packets())
 
 

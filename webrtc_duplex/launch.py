@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import pickle
+import resource
 import shutil
 import signal
 import socket
@@ -26,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from webrtc_duplex import logs
 from webrtc_duplex.engine.capacity import check_rows, most_rows
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve_engine
 from webrtc_duplex.errors import DuplexError, EngineError, RequestError
@@ -62,10 +64,11 @@ class StartOrder:
     settings: EngineSettings
     directory: Path
     log_level: int
+    log_format: str = "text"
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def start_orders(settings: EngineSettings, directory: Path) -> Iterator[StartOrder]:
+def start_orders(settings: EngineSettings, directory: Path, log_format: str = "text") -> Iterator[StartOrder]:
     """An order for each device, each with a private directory of its own.
 
     A GPU of several is the only one that its engine sees, so that nothing of it can stray to another.
@@ -79,7 +82,7 @@ def start_orders(settings: EngineSettings, directory: Path) -> Iterator[StartOrd
             environment["CUDA_VISIBLE_DEVICES"] = _visible_gpu(int(device.removeprefix("cuda:")))
             device = "cuda"
         level = logging.getLogger().getEffectiveLevel()
-        yield StartOrder(replace(settings, device=device), own, level, environment)
+        yield StartOrder(replace(settings, device=device), own, level, log_format, environment)
 
 
 def _visible_gpu(number: int) -> str:
@@ -95,14 +98,20 @@ def _visible_gpu(number: int) -> str:
 
 # ---- the server process
 
+REQUEST_S = 20.0
+"""A connection on which no request comes whole for so long is closed: idle, silent, or slow on purpose."""
+BACKLOG = 1024
+"""Connections that the system may hold for us while this process is busy."""
+
 
 async def serve(settings: Settings) -> int:
     """Serve calls until SIGTERM or SIGINT, or until the engine is given up; returns the exit code.
 
     The first signal lets the callers take their leave for a while, a second one ends that.
     """
+    allow_descriptors()
     with runtime_directory() as directory:
-        orders = list(start_orders(settings.engine, directory))
+        orders = list(start_orders(settings.engine, directory, settings.server.log_format))
         sockets = tuple(order.directory / SOCKET_NAME for order in orders)
         async with (
             join(sockets) as (engine, clients),
@@ -115,6 +124,14 @@ async def serve(settings: Settings) -> int:
             async with _running(drain()) as drained, _running(signals.acquire()) as asked_again:
                 await asyncio.wait({supervisor, drained, asked_again}, return_when=asyncio.FIRST_COMPLETED)
             return supervisor.result() if supervisor.done() else 0
+
+
+def allow_descriptors() -> int:
+    """Let this process, and those that it starts, open as many descriptors as the system's hard limit says."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 @contextmanager
@@ -170,14 +187,14 @@ async def _http(
     host, port = settings.server.host, settings.server.port
     tls = make_tls(settings.server)
     app = make_app(settings, engine)
-    runner = web.AppRunner(app, access_log_class=PathLogger, shutdown_timeout=FAREWELL_S)
+    runner = web.AppRunner(app, access_log_class=PathLogger, shutdown_timeout=FAREWELL_S, keepalive_timeout=REQUEST_S)
     await runner.setup()
     async with AsyncExitStack() as stack:
         if WORKERS in app:
             await stack.enter_async_context(_running(keep_workers(app[WORKERS], settings, engine, sockets)))
         stack.push_async_callback(runner.cleanup)
         try:
-            await web.TCPSite(runner, host, port, ssl_context=tls).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls, backlog=BACKLOG).start()
         except OSError as error:
             raise EngineError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
         for address in runner.addresses:
@@ -309,6 +326,7 @@ async def keep_workers(workers: "Workers", settings: Settings, engine: Engines, 
     """Keep as many media workers running as the settings want, for ever."""
     await engine.wait_ready(None)
     count = settings.server.media_workers or -(-engine.rows // ROWS_OF_A_WORKER)
+    workers.want(count)
     async with asyncio.TaskGroup() as tasks:
         for number in range(count):
             own = replace(settings, ice=settings.ice.share(number, count))
@@ -360,8 +378,7 @@ async def _carry_calls(end: socket.socket) -> int:
     pipe = await Pipe.over(end)
     begin = await pipe.receive()
     assert isinstance(begin, Begin)
-    logging.basicConfig(level=begin.log_level, format=f"%(asctime)s %(levelname)s worker {begin.name}: %(message)s")
-    logging.getLogger("aioice").setLevel(logging.WARNING)
+    logs.configure(begin.log_level, begin.settings.server.log_format, process=f"worker {begin.name}")
     async with join(begin.engine_sockets) as (engine, _):
         await work(pipe, engine, begin.settings)
     return 0
@@ -375,7 +392,7 @@ def engine_process(load: Callable[[EngineSettings], ModelRunner]) -> int:
     order = pickle.load(sys.stdin.buffer)
     assert isinstance(order, StartOrder)
     _leave_ending_to_the_parent()
-    logging.basicConfig(level=order.log_level, format="%(asctime)s %(levelname)s engine: %(message)s")
+    logs.configure(order.log_level, order.log_format, process="engine")
     try:
         runner = load(order.settings)
     except DuplexError as error:

@@ -6,8 +6,9 @@ is answered once (`Reply`), and gives orders, which are not; the worker also tel
     front                                 worker
     Begin(...)                    ->
     Ask(1, Answer(request))       ->                         a call
-                                  <-     Reply(1, Seen(...)) or Reply(1, error)
+                                  <-     Reply(1, Answered(sdp, Seen(...))) or Reply(1, error)
                                   <-     Report((Seen, ...)) four times a second: it is also the heartbeat
+                                  <-     Prompted(call, ...) when the caller has changed the prompt
     Listen(call, 7)               ->
                                   <-     Happened(7, event)
     Unlisten(7)                   ->
@@ -19,7 +20,7 @@ is answered once (`Reply`), and gives orders, which are not; the worker also tel
 import asyncio
 import pickle
 import socket
-import struct
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeAlias
@@ -27,7 +28,7 @@ from typing import Self, TypeAlias
 from prometheus_client.core import Metric
 
 from webrtc_duplex.errors import DuplexError
-from webrtc_duplex.messages import Prompt
+from webrtc_duplex.messages import Prompt, Unpacker, pack
 from webrtc_duplex.server.events import Event
 from webrtc_duplex.server.realtime import Json
 from webrtc_duplex.server.session import CallRequest, SessionState
@@ -38,7 +39,7 @@ REPORT_EVERY_S = 0.25
 UNSENT_LIMIT = 8 << 20
 """Bytes that wait for a process which does not read; beyond that it is given up."""
 
-_LENGTH = struct.Struct("<I")
+READ_BYTES = 1 << 16
 
 
 # ---- front to worker
@@ -152,14 +153,27 @@ class Seen:
     """A call as its worker sees it."""
 
     call: str
-    answer: str
     state: SessionState
     ended_because: str | None
-    prompt: Prompt
     stats: dict[str, Json]
 
 
-Outcome: TypeAlias = Seen | list[Metric] | DuplexError
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A call has its answer, or our offer."""
+
+    sdp: str
+    seen: Seen
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """All metrics of the worker."""
+
+    metrics: tuple[Metric, ...]
+
+
+Outcome: TypeAlias = Answered | Seen | Counted | DuplexError
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +192,14 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompted:
+    """The call has another prompt now."""
+
+    call: str
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """This call has ended."""
 
@@ -192,18 +214,20 @@ class Happened:
     event: Event | None
 
 
-ToFront: TypeAlias = Reply | Report | Over | Happened
+ToFront: TypeAlias = Reply | Report | Prompted | Over | Happened
 
 
 # ---- the pipe
 
 
 class Pipe:
-    """One end. Messages are pickled, as both ends are ours."""
+    """One end."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._unpacker = Unpacker(_load, UNSENT_LIMIT)
+        self._received: deque[ToWorker | ToFront] = deque()  # no more than one read has brought
 
     @classmethod
     async def over(cls, end: socket.socket) -> Self:
@@ -215,19 +239,27 @@ class Pipe:
         transport = self._writer.transport
         if transport.is_closing():
             return
-        body = pickle.dumps(message, protocol=5)
-        self._writer.write(_LENGTH.pack(len(body)) + body)
+        self._writer.write(pack(message))
         if transport.get_write_buffer_size() > UNSENT_LIMIT:
             transport.abort()
 
     async def receive(self) -> ToWorker | ToFront | None:
-        """The next message; None once the other end is closed."""
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            message: ToWorker | ToFront = pickle.loads(await self._reader.readexactly(length))
-            return message
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return None
+        """The next message; None once the other end is closed. Raises ValueError or UnpicklingError for what is none."""
+        while not self._received:
+            try:
+                received = await self._reader.read(READ_BYTES)
+            except ConnectionError:
+                return None
+            if not received:
+                return None
+            self._received.extend(self._unpacker.feed(received))
+        return self._received.popleft()
 
     def close(self) -> None:
         self._writer.transport.abort()
+
+
+def _load(body: bytes) -> ToWorker | ToFront:
+    """Anything is unpickled, as both ends are ours, and nobody else can reach them."""
+    message: ToWorker | ToFront = pickle.loads(body)
+    return message

@@ -4,7 +4,6 @@ import asyncio
 import enum
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, 
 from webrtc_duplex.media.jitter import CutLead
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import events
+from webrtc_duplex.server.ended import Ended
 from webrtc_duplex.server.engine_client import DuplexStream
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.leg import Leg, wait
@@ -43,8 +43,6 @@ For all others the engine's deadline holds.
 INPUT_SILENT_S = 15.0
 LATE_S = 0.04
 """A step that begins so late is warned of: half a frame."""
-ENDED_CALLS_KEPT_S = 60.0
-MOST_ENDED_CALLS = 10_000
 MESSAGES_WAITING = 64
 """Messages of a client that wait to be acted on; further ones are refused with an error event."""
 CHANNEL_LABEL = "oai-events"
@@ -664,10 +662,9 @@ class Calls:
         folder, quota_mb = settings.server.recordings, settings.server.recordings_quota_mb
         shelf = Shelf(folder, quota_mb * 1_000_000) if folder is not None else None
         self._around = Surroundings(engine, settings, metrics, self._ticker, Line(), shelf, clock)
-        self._clock = clock
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: OrderedDict[str, tuple[float, Session]] = OrderedDict()  # bounded, the oldest is forgotten
+        self._ended = Ended[Session](clock)
 
     async def __aenter__(self) -> Self:
         return self
@@ -729,12 +726,10 @@ class Calls:
 
         Raises CallNotFoundError.
         """
-        self._forget_old_ones()
-        if call_id in self._sessions:
-            return self._sessions[call_id]
-        if call_id in self._ended:
-            return self._ended[call_id][1]
-        raise CallNotFoundError(f"there is no call {call_id}")
+        session = self._sessions.get(call_id) or self._ended.find(call_id)
+        if session is None:
+            raise CallNotFoundError(f"there is no call {call_id}")
+        return session
 
     async def close(self, reason: str = "drained") -> None:
         """Hang up every call, each with its reason, and wait for them."""
@@ -747,15 +742,7 @@ class Calls:
             await session.run(offer)
         finally:
             del self._sessions[session.id]
-            self._ended[session.id] = (self._clock(), session)
-            self._forget_old_ones()
-
-    def _forget_old_ones(self) -> None:
-        while self._ended:
-            ended_at, _ = next(iter(self._ended.values()))
-            if self._clock() - ended_at < ENDED_CALLS_KEPT_S and len(self._ended) <= MOST_ENDED_CALLS:
-                return
-            self._ended.popitem(last=False)
+            self._ended.add(session.id, session)
 
 
 def _wants_recording(session: Mapping[str, Json], base: bool) -> bool:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import assert_never
 
 from webrtc_duplex.errors import DuplexError, EngineError
+from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.pipe import (
@@ -17,14 +18,17 @@ from webrtc_duplex.server.pipe import (
     AddCandidate,
     AnnounceEnd,
     Answer,
+    Answered,
     Ask,
     Count,
+    Counted,
     HangUp,
     Happened,
     Listen,
     Outcome,
     Over,
     Pipe,
+    Prompted,
     Question,
     Reply,
     Report,
@@ -63,6 +67,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._asked: dict[int, asyncio.Task[None]] = {}  # by the number of the question
         self._listening: dict[int, asyncio.Task[None]] = {}  # by the number of the listener
+        self._prompts: dict[str, Prompt] = {}  # by call: the one that the front knows
 
     async def run(self) -> None:
         """Returns when the front is gone."""
@@ -83,6 +88,8 @@ class Worker:
 
     async def _report(self) -> None:
         while True:
+            for session in self._calls:
+                self._tell_prompt(session)
             self._pipe.send(Report(tuple(map(seen, self._calls))))
             await asyncio.sleep(REPORT_EVERY_S)
 
@@ -126,22 +133,33 @@ class Worker:
             case Answer(request):
                 await self._engine.wait_ready(ENGINE_WAIT_S)
                 session = await self._calls.answer(request)
+                self._prompts[session.id] = request.prompt
                 self._start(self._follow(session))
-                return seen(session)
+                return Answered(session.answer, seen(session))
             case Resume(call, offer):
-                return seen(await self._calls.resume(call, offer))
+                session = await self._calls.resume(call, offer)
+                return Answered(session.answer, seen(session))
             case HangUp(call, reason):
                 session = self._calls.find(call)
                 await session.hang_up(reason)
                 return seen(session)
             case Count():
-                return list(self._metrics.registry.collect())
+                return Counted(tuple(self._metrics.registry.collect()))
             case _:
                 assert_never(question)
 
     async def _follow(self, session: Session) -> None:
         await session.wait_over()
+        self._tell_prompt(session)
+        del self._prompts[session.id]
         self._pipe.send(Over(seen(session)))
+
+    def _tell_prompt(self, session: Session) -> None:
+        """Let the front know of a prompt that has changed, once: it may be long."""
+        known = self._prompts.get(session.id)
+        if known is not None and session.prompt != known:
+            self._prompts[session.id] = session.prompt
+            self._pipe.send(Prompted(session.id, session.prompt))
 
     # ---- orders
 
@@ -167,4 +185,4 @@ class Worker:
 
 def seen(session: Session) -> Seen:
     """The call as it stands."""
-    return Seen(session.id, session.answer, session.state, session.ended_because, session.prompt, session.stats())
+    return Seen(session.id, session.state, session.ended_because, session.stats())

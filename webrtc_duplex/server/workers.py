@@ -4,30 +4,33 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from prometheus_client.core import Metric
 
 from webrtc_duplex.errors import CallNotFoundError, DuplexError, EngineError
 from webrtc_duplex.messages import Prompt
+from webrtc_duplex.server.ended import Ended
 from webrtc_duplex.server.events import Event, QueueListener
 from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.pipe import (
     AddCandidate,
     AnnounceEnd,
     Answer,
+    Answered,
     Ask,
     Count,
+    Counted,
     HangUp,
     Happened,
     Listen,
     Outcome,
     Over,
     Pipe,
+    Prompted,
     Question,
     Reply,
     Report,
@@ -40,7 +43,7 @@ from webrtc_duplex.server.pipe import (
     Withdraw,
 )
 from webrtc_duplex.server.realtime import Json
-from webrtc_duplex.server.session import ENDED_CALLS_KEPT_S, MOST_ENDED_CALLS, CallRequest, SessionState
+from webrtc_duplex.server.session import CallRequest, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ SILENT_CHECKS = 6
 
 LOST = "worker_lost"
 """Why a call has ended whose worker has died."""
+
+K = TypeVar("K", Answered, Seen, Counted)
 
 
 class Workers:
@@ -65,7 +70,10 @@ class Workers:
         self._clock = clock
         self._workers: dict[str, _Worker] = {}  # by name; only those that have said that they are ready
         self._calls: dict[str, RemoteCall] = {}
-        self._ended: OrderedDict[str, RemoteCall] = OrderedDict()  # bounded, the oldest is forgotten
+        self._ended = Ended[RemoteCall](clock)
+        self._wanted: int | None = None
+        self._begun = False
+        """Whether all that are wanted have been there; from then on any of them will do."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,7 +87,15 @@ class Workers:
 
     @property
     def unready_because(self) -> str | None:
-        return None if self._workers else "no media worker is ready"
+        if self._begun and self._workers:
+            return None
+        if self._wanted is None:
+            return "the media workers are being started"
+        return f"{len(self._workers)} of {self._wanted} media workers are ready"
+
+    def want(self, count: int) -> None:
+        """So many workers are being started: the server is ready with the last of them."""
+        self._wanted = count
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -92,8 +108,7 @@ class Workers:
 
         Raises CallNotFoundError, `call_lost` (410) if its worker has died.
         """
-        self._forget_old_ones()
-        call = self._calls.get(call_id) or self._ended.get(call_id)
+        call = self._calls.get(call_id) or self._ended.find(call_id)
         if call is None:
             raise CallNotFoundError(f"there is no call {call_id}")
         if call.ended_because == LOST:
@@ -105,7 +120,7 @@ class Workers:
         worker = self._choose()
         call = self._calls[request.id] = worker.calls[request.id] = RemoteCall(worker, request, self._clock)
         try:
-            call.take(await worker.ask_of_call(Answer(request)))
+            call.be_answered(await worker.ask(Answer(request), Answered))
         except BaseException:
             self._drop(call)
             raise
@@ -114,7 +129,7 @@ class Workers:
     async def resume(self, call_id: str, offer: str) -> "RemoteCall":
         """Have the call's worker put it on a new peer connection; raises what `session.Calls.resume` does."""
         call = self.find(call_id)
-        call.take(await call.worker.ask_of_call(Resume(call_id, offer)))
+        call.be_answered(await call.worker.ask(Resume(call_id, offer), Answered))
         return call
 
     async def close(self, reason: str = "drained") -> None:
@@ -145,15 +160,16 @@ class Workers:
             reading.cancel()
             pipe.close()
             await asyncio.wait({reading})
+            if not reading.cancelled() and (error := reading.exception()) is not None:
+                log.error("media worker %s says what cannot be taken: %s", name, error)
             self._lose(worker)
 
     async def metrics(self) -> dict[str, list[Metric]]:
         """What each worker has counted."""
         workers = list(self._workers.values())
-        counted = await asyncio.gather(*(worker.ask(Count()) for worker in workers), return_exceptions=True)
-        return {
-            worker.name: outcome for worker, outcome in zip(workers, counted, strict=True) if isinstance(outcome, list)
-        }
+        counted = await asyncio.gather(*(worker.ask(Count(), Counted) for worker in workers), return_exceptions=True)
+        told = zip(workers, counted, strict=True)
+        return {worker.name: list(outcome.metrics) for worker, outcome in told if isinstance(outcome, Counted)}
 
     async def _read(self, worker: "_Worker") -> None:
         while (message := await worker.pipe.receive()) is not None:
@@ -164,8 +180,12 @@ class Workers:
         match message:
             case Report(calls):
                 self._workers.setdefault(worker.name, worker)
+                self._begun = self._begun or len(self._workers) == self._wanted
                 for seen in calls:
                     worker.see(seen)
+            case Prompted(call, prompt):
+                if call in worker.calls:
+                    worker.calls[call].prompt = prompt
             case Over(seen):
                 self._end(worker, seen)
             case Reply(number, outcome):
@@ -196,15 +216,7 @@ class Workers:
 
     def _bury(self, call: "RemoteCall") -> None:
         self._calls.pop(call.id, None)
-        self._ended[call.id] = call
-        self._forget_old_ones()
-
-    def _forget_old_ones(self) -> None:
-        while self._ended:
-            oldest = next(iter(self._ended.values()))
-            if self._clock() - oldest.ended_at < ENDED_CALLS_KEPT_S and len(self._ended) <= MOST_ENDED_CALLS:
-                return
-            self._ended.popitem(last=False)
+        self._ended.add(call.id, call)
 
 
 async def _watch(worker: "_Worker", reading: asyncio.Task[None]) -> None:
@@ -239,8 +251,8 @@ class _Worker:
         """Whether callers wait for a row here."""
         return any(call.state is SessionState.QUEUED for call in self.calls.values())
 
-    async def ask(self, question: Question) -> Outcome:
-        """The worker's answer. Raises the error that it answers with, or EngineError if it is lost before."""
+    async def ask(self, question: Question, kind: type[K]) -> K:
+        """The worker's answer, of this kind. Raises the error that it answers with, or EngineError if it is lost."""
         if self._lost:
             raise _lost()
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
@@ -255,12 +267,7 @@ class _Worker:
             del self._asked[number]
         if isinstance(outcome, DuplexError):
             raise outcome
-        return outcome
-
-    async def ask_of_call(self, question: Answer | Resume | HangUp) -> Seen:
-        """The same, for questions whose answer is how the call stands."""
-        outcome = await self.ask(question)
-        assert isinstance(outcome, Seen)
+        assert isinstance(outcome, kind)
         return outcome
 
     @contextmanager
@@ -311,7 +318,6 @@ class RemoteCall:
         self.prompt: Prompt = request.prompt
         self.state = SessionState.CONNECTING
         self.ended_because: str | None = None
-        self.ended_at = 0.0
         self._clock = clock
         self._began_at = clock()
         self._stats: dict[str, Json] = {}
@@ -340,23 +346,21 @@ class RemoteCall:
     async def hang_up(self, reason: str = "hangup") -> None:
         """End the call and wait until it is over; a no-op for one that is."""
         if self.state is not SessionState.ENDED:
-            self.take(await self.worker.ask_of_call(HangUp(self.id, reason)))
+            self.take(await self.worker.ask(HangUp(self.id, reason), Seen))
+
+    def be_answered(self, answered: Answered) -> None:
+        """It has an answer, be it the first or one for another peer connection."""
+        self.answer = answered.sdp
+        self.take(answered.seen)
 
     def take(self, seen: Seen) -> None:
         """See it as its worker does. What is over stays so."""
-        if self.state is SessionState.ENDED:
-            return
-        self.answer, self.prompt, self._stats = seen.answer, seen.prompt, seen.stats
-        self._enter(seen.state, seen.ended_because)
+        if self.state is not SessionState.ENDED:
+            self.state, self.ended_because, self._stats = seen.state, seen.ended_because, seen.stats
 
     def lose(self) -> None:
         """Its worker is gone."""
-        self._enter(SessionState.ENDED, LOST)
-
-    def _enter(self, state: SessionState, ended_because: str | None) -> None:
-        self.state, self.ended_because = state, ended_because
-        if state is SessionState.ENDED:
-            self.ended_at = self._clock()
+        self.state, self.ended_because = SessionState.ENDED, LOST
 
 
 def _lost() -> EngineError:
