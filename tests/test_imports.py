@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "webrtc_duplex"
-LEAVES = {"audio", "errors", "messages", "settings"}
+LEAVES = {"audio", "errors", "logs", "messages", "settings"}
 
 # Room -> the rooms that it may import besides itself and the leaves.
 MAY_IMPORT = {

@@ -1,14 +1,13 @@
 """The command line: `webrtc-duplex serve` and the tools beside it."""
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
 import uvloop
 
-from webrtc_duplex import settings
+from webrtc_duplex import logs, settings
 from webrtc_duplex.bridge.command import add_bridge_command
 from webrtc_duplex.doctor import add_doctor_command
 from webrtc_duplex.errors import DuplexError, RequestError
@@ -21,8 +20,7 @@ from webrtc_duplex.voice_commands import add_voices_command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; returns its exit code. A failure with a name is one sentence."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("aioice").setLevel(logging.WARNING)  # a line for each candidate pair and each of its states
+    logs.configure(options.log_level, "text")
     try:
         return int(options.run(options))
     except DuplexError as error:
@@ -71,7 +69,9 @@ def _serve(options: argparse.Namespace) -> int:
         return _serve_cluster(options)
     from webrtc_duplex import launch
 
-    return uvloop.run(launch.serve(settings.read(vars(options), os.environ)))
+    wanted = settings.read(vars(options), os.environ)
+    logs.configure(options.log_level, wanted.server.log_format)
+    return uvloop.run(launch.serve(wanted))
 
 
 def _serve_cluster(options: argparse.Namespace) -> int:

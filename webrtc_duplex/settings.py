@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from webrtc_duplex import logs
 from webrtc_duplex.errors import RequestError
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class ServerSettings:
     drain_timeout_s: float = knob(10.0, "how long callers may go on when the server is asked to end; asked twice: 0")
     recordings: Path | None = knob(None, "directory for the calls whose callers ask to be recorded; without it none is")
     recordings_quota_mb: int = knob(1000, "what all recordings together may take up")
+    log_format: str = knob("text", "`text`, or `json`: an object a line, the call's id a field of it")
     static: Path | None = knob(None, "directory of the page, instead of the one in the package")
     place: str = knob("0", "name of this server in the ids of its calls, where several share a signing_key")
     signing_key: str | None = knob(None, "what ids and secrets of calls are signed with; best in the environment")
@@ -87,6 +89,8 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         _between("port", self.port, 0, 65535)
+        if self.log_format not in logs.FORMATS:
+            raise RequestError(f"log_format must be text or json, not {self.log_format!r}", param="log_format")
         if self.media_workers is not None:
             _between("media_workers", self.media_workers, 1, 64)
         if not _PLACE.fullmatch(self.place):
