@@ -1,6 +1,7 @@
 """The doctor says what is wrong, and what to do."""
 
 import dataclasses
+import resource
 import socket
 from pathlib import Path
 
@@ -51,3 +52,12 @@ def test_an_unwritable_recordings_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     settings = dataclasses.replace(ECHO, server=ServerSettings(port=0, recordings=tmp_path / "file" / "folder"))
     assert "--recordings" in advice(settings)["recordings"]
+
+
+@pytest.mark.parametrize(("hard", "helped"), [(65_536, True), (64, False)])
+def test_the_limit_of_descriptors_counts_that_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, hard: int, helped: bool
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, hard))
+    (finding,) = [finding for finding in examine(ECHO) if finding.name == "descriptors"]
+    assert (finding.advice is None) is helped and str(hard) in finding.found

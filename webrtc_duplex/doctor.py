@@ -125,13 +125,11 @@ def _is_free(port: int) -> bool:
 
 def _limits(wanted: Settings) -> Iterator[Finding]:
     rows = wanted.engine.rows or ROWS_PER_CORE
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 100 + DESCRIPTORS_PER_CALL * rows
-    yield Finding(
-        "descriptors",
-        f"{soft} may be open",
-        None if soft >= needed else f"{rows} rows want {needed}: ulimit -n {needed}",
-    )
+    found = f"{hard} may be open" + (f" ({soft} by default; `serve` raises that itself)" if soft != hard else "")
+    advice = f"{rows} rows want {needed}: raise the hard limit (LimitNOFILE= of systemd, --ulimit nofile= of Docker)"
+    yield Finding("descriptors", found, None if hard >= needed else advice)
     cores = len(os.sched_getaffinity(0))
     found = f"{cores}; packets of {rows} callers take about {max(1, round(rows / ROWS_PER_CORE))} of them"
     yield Finding("cores", found, None if cores > 1 else "with one core packets and model delay each other")
