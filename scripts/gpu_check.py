@@ -45,7 +45,7 @@ from webrtc_duplex.model.personaplex import LM, PersonaPlex  # noqa: E402
 from webrtc_duplex.model.prompter import Wish  # noqa: E402
 from webrtc_duplex.model.prompts import PromptColumns, VoiceCodes, bare_start, system_prompt  # noqa: E402
 from webrtc_duplex.model.runner import PersonaPlexRunner  # noqa: E402
-from webrtc_duplex.model.streaming import rope_frequencies, tensors  # noqa: E402
+from webrtc_duplex.model.streaming import Ring, Rings, quantised, rope_frequencies, tensors  # noqa: E402
 
 Row = dict[str, object]
 Late = Callable[[], bool]
@@ -234,9 +234,11 @@ def _attention(report: Report, late: Late, quantised: bool) -> Iterator[Row]:
     heads, width, capacity = sizes.lm.heads, sizes.lm.head_width, sizes.lm.keys
     frequencies = rope_frequencies(width, 10_000.0, device)
     for lanes in sizes.rows:
-        shape = (lanes + 1, heads, capacity, width)
         layers = 1 if DRY else 2  # more than the cache of the card holds, for more than one lane
-        rings = [_ring(shape, device, quantised) for _ in range(layers)]
+        dtype = torch.int8 if quantised else _half(device)
+        rings = Rings.allocate(layers, lanes, heads, capacity, width, device, dtype).layers
+        for ring in rings:
+            _fill(ring)
         qkv = torch.randn(lanes, 1, 3, heads, width, device=device).to(_half(device))
         for age in sizes.ages:
             positions = torch.full((lanes + 1,), age - 1, device=device)
@@ -251,9 +253,9 @@ def _attention(report: Report, late: Late, quantised: bool) -> Iterator[Row]:
                 )  # fmt: skip
                 row: Row = {"lanes": lanes, "age": age, **_named(split)}
                 try:
-                    spent = seconds(lambda: [attention.attend(work, qkv, *ring) for ring in rings], device) / layers  # noqa: B023
-                    out = attention.attend(work, qkv, *rings[-1]).view(lanes, heads, width)
-                    read = 2 * lanes * heads * min(age, capacity) * width * rings[0][0][0].element_size()
+                    spent = seconds(lambda: [attention.attend(work, qkv, ring) for ring in rings], device) / layers  # noqa: B023
+                    out = attention.attend(work, qkv, rings[-1]).view(lanes, heads, width)
+                    read = 2 * lanes * heads * min(age, capacity) * width * dtype.itemsize
                     row |= {"us": spent * 1e6, "GB/s": read / spent / 1e9}
                     row |= {"error": _attention_error(out, qkv, rings[-1], work)}
                 except Exception as error:  # this way of splitting does not run here
@@ -265,27 +267,24 @@ def _named(split: Split) -> Row:
     return {name: getattr(split, name) for name in Split.__slots__}
 
 
-Pair = tuple[Tensor, Tensor]
+def _fill(ring: Ring) -> None:
+    """Random keys and values in every slot, row by row: whole rings do not fit twice."""
+    for store in (ring.keys, ring.values):
+        for row, vectors in enumerate(store.vectors):
+            new = torch.randn(vectors.shape, device=vectors.device)
+            if store.scales is None:
+                vectors.copy_(new)
+            else:
+                kept, scales = quantised(new)
+                vectors.copy_(kept)
+                store.scales[row] = scales
 
 
-def _ring(shape: Sequence[int], device: torch.device, quantised: bool) -> tuple[Pair, Pair | None]:
-    keys, values = (torch.randn(*shape, device=device).to(_half(device)) for _ in range(2))
-    if not quantised:
-        return (keys, values), None
-    key_scales, value_scales = (torch.full(shape[:3], 5 / 127, device=device) for _ in range(2))
-    whole = tuple((x.float() * 127 / 5).round().clamp(-127, 127).to(torch.int8) for x in (keys, values))
-    return (whole[0], whole[1]), (key_scales, value_scales)
-
-
-def _attention_error(out: Tensor, qkv: Tensor, ring: tuple[Pair, Pair | None], work: attention.Plan) -> float:
+def _attention_error(out: Tensor, qkv: Tensor, ring: Ring, work: attention.Plan) -> float:
     """Of the last lane and head, relative, against f64 on what lies in the ring."""
     lane, head = len(out) - 1, out.shape[1] - 1
     used = int(work.lengths[lane])
-    keys, values = (part[lane, head, :used].double() for part in ring[0])
-    if ring[1] is not None:
-        keys, values = (
-            part * scale[lane, head, :used, None] for part, scale in zip((keys, values), ring[1], strict=True)
-        )
+    keys, values = (store.read(slice(lane, lane + 1), used)[0, head].double() for store in (ring.keys, ring.values))
     turn = torch.complex(work.turns[lane, 0, 0].double(), work.turns[lane, 0, 1].double())
     pairs = torch.view_as_complex(qkv[lane, 0, 0, head].double().view(-1, 2))
     query = torch.view_as_real(pairs * turn).flatten()

@@ -272,7 +272,7 @@ def test_numbers_that_are_not_finite_end_their_row_only() -> None:
         said, healthy = [], True
         for index, frame in enumerate(speech(8, seed=1)):
             if poisoned and index == 3:
-                runner.state.lm.temporal.rings[1].values[1, 0, 0, 0] = torch.nan
+                runner.state.lm.temporal.rings.layers[1].values.vectors[1, 0, 0, 0] = torch.nan
             pcm, text, sound = runner.step(rows, np.stack([frame] * 3))
             said.append((pcm[::2], text[::2], runner.codes[::2]))
             healthy = healthy and bool(sound[1])
@@ -296,7 +296,7 @@ def test_a_fault_is_seen_wherever_it_is_and_a_reset_cures_the_row(where: str) ->
         "temporal": state.lm.temporal.rings,
         "decoder": state.mimi.decoder.rings,
     }
-    rings[where][0].values[1, 0, 3, 0] = torch.nan  # a slot that the next frame does not overwrite
+    rings[where].layers[0].values.vectors[1, 0, 3, 0] = torch.nan  # a slot that the next frame does not overwrite
     _, _, sound = runner.step(np.array([1]), speech(1, seed=2))
     assert not sound[0]
     runner.reset(1)

@@ -10,8 +10,12 @@ from webrtc_duplex.model.streaming import (
     SPAN_STEP,
     ChunkWindow,
     Ring,
+    Rings,
     RowImage,
     StepWindow,
+    attend,
+    expanded,
+    quantised,
     rope_frequencies,
     rotate,
     rotation,
@@ -24,8 +28,12 @@ HEADS, WIDTH = 2, 8
 FREQUENCIES = rope_frequencies(WIDTH, 10_000.0, CPU)
 
 
+def rings(rows: int, capacity: int, dtype: torch.dtype = torch.float32) -> Rings:
+    return Rings.allocate(2, rows, HEADS, capacity, WIDTH, CPU, dtype)
+
+
 def ring(rows: int, capacity: int) -> Ring:
-    return Ring.allocate(rows, HEADS, capacity, WIDTH, CPU, torch.float32)
+    return rings(rows, capacity).layers[1]
 
 
 def projections(length: int, seed: int) -> Tensor:
@@ -100,6 +108,58 @@ def test_chunks_of_a_prompt_equal_its_positions_one_by_one_however_small_the_rin
     torch.testing.assert_close(torch.cat(seen), attend_at_once(qkv, capacity))
 
 
+# ---- keys and values of a byte
+
+
+def test_a_vector_of_bytes_errs_by_half_a_step_of_its_own_scale() -> None:
+    x = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(1)) * torch.logspace(-6, 3, 50)[:, None]
+    vectors, scales = quantised(x)
+    assert vectors.abs().amax(-1).eq(127).all(), "nothing of the range is left over"
+    assert ((expanded(vectors, scales) - x).abs() <= 0.501 * scales[:, None]).all()
+    assert not expanded(*quantised(torch.zeros(3, WIDTH))).any()
+    assert expanded(*quantised(torch.full((1, WIDTH), torch.nan))).isnan().all(), "a fault stays seen"
+
+
+@pytest.mark.parametrize(("sharpness", "limit"), [(0.0, 0.02), (1.0, 0.012), (4.0, 0.02)])
+def test_attention_to_bytes_errs_by_one_to_two_percent_of_that_to_numbers(sharpness: float, limit: float) -> None:
+    """As estimated for released sizes (`gpu.md` 1.4): 3 000 keys of 128, softmax flat to peaked."""
+    width, keys, chance = 128, 3000, torch.Generator().manual_seed(2)
+    exact, small = (
+        Rings.allocate(1, 1, HEADS, keys, width, CPU, dtype).layers[0] for dtype in (torch.float32, torch.int8)
+    )
+    new = torch.randn(2, 1, keys, HEADS, width, generator=chance)
+    for ring in (exact, small):
+        ring.keys.append(torch.tensor([0]), torch.arange(keys)[None], new[0])
+        ring.values.append(torch.tensor([0]), torch.arange(keys)[None], new[1])
+    query = sharpness * torch.randn(1, 1, HEADS, width, generator=chance)
+    mask = torch.zeros(1, 1, 1, keys)
+    wanted, got = (
+        attend(query, ring.keys.read(slice(1), keys), ring.values.read(slice(1), keys), mask) for ring in (exact, small)
+    )
+    assert (got - wanted).norm() / wanted.norm() < limit
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 30])
+def test_pieces_of_a_prompt_see_the_bytes_that_steps_see(chunk: int) -> None:
+    qkv, capacity = projections(30, seed=7), 12
+    stepped, prefilled = (rings(2, capacity, torch.int8).layers[0] for _ in range(2))
+    position, listed = torch.tensor([0, 0, 0]), torch.tensor([1])
+    seen, wanted = [], []
+    for start in range(30):
+        window = StepWindow.open(position, listed, 1, stepped, FREQUENCIES, None, None)
+        wanted.append(window.attend(qkv[None, start : start + 1].clone(), stepped)[0])
+        position[1] += 1
+    for start in range(0, 30, chunk):
+        part = qkv[None, start : start + chunk].clone()
+        seen.append(ChunkWindow.open(1, start, part.shape[1], prefilled, FREQUENCIES).attend(part, prefilled)[0])
+    torch.testing.assert_close(torch.cat(seen), torch.cat(wanted))
+    for (name, one), (_, other) in zip(tensors(stepped), tensors(prefilled), strict=True):
+        assert torch.equal(one, other), name
+
+
+# ---- steps, chunks, the walk
+
+
 def test_a_step_goes_on_where_a_chunk_ended() -> None:
     qkv, capacity = projections(30, seed=5), 12
     state, position = ring(2, capacity), torch.tensor([0, 29, 0])
@@ -121,24 +181,28 @@ def test_rotation_in_low_precision_is_rounded_once() -> None:
 
 @dataclass(frozen=True)
 class Tree:
-    rings: tuple[Ring, ...]
+    rings: Rings
     position: Tensor
 
 
-def tree() -> Tree:
-    return Tree((ring(3, 6), ring(3, 6)), torch.arange(4))
+def tree(dtype: torch.dtype = torch.float32) -> Tree:
+    return Tree(rings(3, 6, dtype), torch.arange(4))
 
 
 def test_walk_finds_every_tensor_once_by_name() -> None:
     names = [name for name, _ in tensors(tree())]
-    assert names == ["rings.0.keys", "rings.0.values", "rings.1.keys", "rings.1.values", "position"]
+    vectors = [f"rings.{layer}.{half}.vectors" for layer in (0, 1) for half in ("keys", "values")]
+    assert names == [*vectors, "position"]
+    assert len({name for name, _ in tensors(tree(torch.int8))}) == 9, "each has scales then"
 
 
-def test_zeroing_a_row_forgets_also_what_is_not_finite_and_touches_no_other() -> None:
-    state = tree()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_zeroing_a_row_forgets_also_what_is_not_finite_and_touches_no_other(dtype: torch.dtype) -> None:
+    state = tree(dtype)
     for _, tensor in tensors(state):
         tensor.fill_(7)
-    state.rings[1].values[2, 0, 0, 0] = torch.nan
+    broken = state.rings.layers[1].values
+    (broken.vectors if broken.scales is None else broken.scales)[2, 0, 0] = torch.nan
     zero_row(state, 2)
     for _, tensor in tensors(state):
         assert not tensor[2].any()
@@ -147,7 +211,7 @@ def test_zeroing_a_row_forgets_also_what_is_not_finite_and_touches_no_other() ->
 
 def test_an_image_of_a_row_makes_a_fresh_row_the_same() -> None:
     state = tree()
-    state.rings[0].keys[1, :, :4] = torch.randn(HEADS, 4, WIDTH)
+    state.rings.layers[0].keys.vectors[1, :, :4] = torch.randn(HEADS, 4, WIDTH)
     image = RowImage.take(state, row=1, used=4)
     image.put(state, row=3, used=4)
     for _, tensor in tensors(state):

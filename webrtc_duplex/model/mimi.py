@@ -19,7 +19,7 @@ from torch.nn import functional
 from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.model.config import CODEBOOKS, MimiConfig
 from webrtc_duplex.model.kernels import ops
-from webrtc_duplex.model.streaming import NO_HINTS, Hints, Ring, Window, open_window, rope_frequencies
+from webrtc_duplex.model.streaming import NO_HINTS, Hints, Ring, Rings, Window, open_window, rope_frequencies
 from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, under, vector
 
 LATENTS = 2
@@ -49,20 +49,20 @@ class CodecState:
     | field    | shape         | dtype | meaning                                             |
     |----------|---------------|-------|-----------------------------------------------------|
     | taps     | [R + 1, n]    | f32   | last inputs of every convolution, one after another |
-    | rings    | layers x Ring | f32   | of its transformer                                  |
+    | rings    | Rings         | f32   | of its transformer                                  |
     | position | [R + 1]       | int64 | positions of the transformer so far, 2 a frame      |
     """
 
     taps: Tensor
-    rings: tuple[Ring, ...]
+    rings: Rings
     position: Tensor
 
     @classmethod
     def allocate(cls, config: MimiConfig, taps: int, rows: int, device: torch.device) -> Self:
-        ring = (rows, config.heads, config.keys, config.head_width, device, torch.float32)
+        shape = (config.layers, rows, config.heads, config.keys, config.head_width)
         return cls(
             taps=torch.zeros(rows + 1, taps, device=device),
-            rings=tuple(Ring.allocate(*ring) for _ in range(config.layers)),
+            rings=Rings.allocate(*shape, device, torch.float32),
             position=torch.zeros(rows + 1, dtype=torch.int64, device=device),
         )
 
@@ -352,8 +352,8 @@ class CodecTransformer(nn.Module):
     def run(self, x: Tensor, state: CodecState, rows: Tensor, hints: Hints) -> None:
         """Run x [B, 2, D] through the layers in place."""
         used = None if hints.frames is None else LATENTS * hints.frames
-        window = open_window(state.position, rows, LATENTS, state.rings[0], self.frequencies, used, hints.lanes)
-        for layer, ring in zip(self.layers, state.rings, strict=True):
+        window = open_window(state.position, rows, LATENTS, state.rings.layers[0], self.frequencies, used, hints.lanes)
+        for layer, ring in zip(self.layers, state.rings.layers, strict=True):
             layer.run(x, window, ring)
         state.position.index_add_(0, rows, torch.full_like(rows, LATENTS))
 

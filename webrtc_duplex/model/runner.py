@@ -244,8 +244,8 @@ class PersonaPlexRunner:
     def fill(self, row: int) -> None:
         """Make a row as expensive as one whose windows are full, for who measures; reset it afterwards."""
         lm, mimi = self.state.lm, self.state.mimi
-        columns = lm.temporal.rings[0].capacity
-        frames = max(mimi.encoder.rings[0].capacity, mimi.decoder.rings[0].capacity)
+        columns = lm.temporal.rings.capacity
+        frames = max(mimi.encoder.rings.capacity, mimi.decoder.rings.capacity)
         self._ages[row] = columns, frames
         lm.temporal.position[row] = columns
         mimi.encoder.position[row] = mimi.decoder.position[row] = LATENTS * frames

@@ -8,6 +8,9 @@ written nor, where that would cost anything, read. Nothing here is ever rebound,
 
         slot     0   1   2   3                 C is the number of keys that a query sees once the ring is full,
         holds    8   9   6   7                 so a full ring needs no mask at all
+
+A ring may hold bytes, each key and each value with a scale of its own. What is attended to is always what the ring will
+hold, in a prefill too, so that the size of its pieces makes no difference.
 """
 
 import math
@@ -20,6 +23,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from webrtc_duplex.model.kernels import ops
+
+_LEAST_PEAK = 1e-8
+"""A vector's greatest number counts as at least so much, or one of zeros would have no scale."""
 
 SPAN_STEP = 64
 """Slots that attention on the CPU reads in one piece: as many of these as may be in use."""
@@ -43,22 +49,104 @@ NO_HINTS = Hints()
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
-    """Keys and values that one attention layer remembers: [rows + 1, H, C, d], keys already rotated."""
+class Store:
+    """The keys, or the values, of one ring: vectors [rows + 1, H, C, d], and of bytes a scale for each vector."""
 
-    keys: Tensor
-    values: Tensor
+    vectors: Tensor
+    scales: Tensor | None
+    """f32 [rows + 1, H, C]: what a vector's bytes are to be multiplied by; None where they are no bytes"""
+
+    def read(self, rows: Tensor | slice, span: int) -> Tensor:
+        """The first `span` slots of these rows, as numbers: [N, H, span, d]."""
+        vectors = _pick(self.vectors[:, :, :span], rows)
+        return vectors if self.scales is None else expanded(vectors, _pick(self.scales[:, :, :span], rows))
+
+    def append(self, rows: Tensor, slots: Tensor, new: Tensor) -> None:
+        """Write `new` [B, T, H, d] to `slots` [B, T] of `rows` [B]."""
+        if self.scales is not None:
+            new, self.scales[rows[:, None], :, slots] = quantised(new)
+        self.vectors[rows[:, None], :, slots] = new
+
+    def extend(self, row: int, earlier: Tensor, written: Tensor, new: Tensor) -> Tensor:
+        """Write the last of `new` [H, T, d] to the slots `written` [m] of a row; returns what was in its slots
+        `earlier` [n], and then all of `new`: numbers [H, n + T, d]."""
+        if self.scales is None:
+            return _extend(self.vectors[row], earlier, written, new)
+        vectors, scales = quantised(new)
+        seen = _extend(self.scales[row], earlier, written, scales)
+        return expanded(_extend(self.vectors[row], earlier, written, vectors), seen)
+
+
+def _pick(x: Tensor, rows: Tensor | slice) -> Tensor:
+    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+
+
+def _extend(kept: Tensor, earlier: Tensor, written: Tensor, new: Tensor) -> Tensor:
+    """`Store.extend` of one tensor of one row, [H, C, ...]."""
+    seen = torch.cat([kept.index_select(1, earlier), new], dim=1)
+    kept.index_copy_(1, written, new[:, -len(written) :])
+    return seen
+
+
+def quantised(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors [..., d] as int8, the greatest of each as 127, and their scales f32 [...]."""
+    scales = x.abs().amax(-1).float().clamp_min(_LEAST_PEAK) / 127.0
+    return (x / scales[..., None] + 0.5).floor_().to(torch.int8), scales
+
+
+def expanded(vectors: Tensor, scales: Tensor) -> Tensor:
+    """The numbers, f32 [..., d], that int8 vectors and their scales [...] stand for."""
+    return vectors * scales[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """What one attention layer remembers; keys are already rotated."""
+
+    keys: Store
+    values: Store
 
     @classmethod
-    def allocate(
-        cls, rows: int, heads: int, capacity: int, width: int, device: torch.device, dtype: torch.dtype
-    ) -> Self:
-        keys, values = (torch.zeros(rows + 1, heads, capacity, width, device=device, dtype=dtype) for _ in range(2))
-        return cls(keys, values)
+    def of(cls, whole: Tensor, scales: Tensor | None) -> Self:
+        """One layer's part of `Rings`: [rows + 1, 2, ...]."""
+        keys, values = whole.unbind(1)
+        of_keys, of_values = (None, None) if scales is None else scales.unbind(1)
+        return cls(Store(keys, of_keys), Store(values, of_values))
 
     @property
     def capacity(self) -> int:
-        return self.keys.shape[2]
+        return self.keys.vectors.shape[2]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers that attention computes with."""
+        return self.keys.vectors.dtype if self.keys.scales is None else self.keys.scales.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """The rings of all layers of one transformer: what a row remembers lies in one piece, and is moved as one."""
+
+    whole: Tensor
+    """Keys, then values: [rows + 1, layers, 2, H, C, d]"""
+    scales: Tensor | None
+    """f32 [rows + 1, layers, 2, H, C] of int8"""
+    layers: tuple[Ring, ...]
+    """Views of these"""
+
+    @classmethod
+    def allocate(
+        cls, layers: int, rows: int, heads: int, capacity: int, width: int, device: torch.device, dtype: torch.dtype
+    ) -> Self:
+        shape = (rows + 1, layers, 2, heads, capacity)
+        whole = torch.zeros(*shape, width, device=device, dtype=dtype)
+        scales = torch.zeros(shape, device=device) if dtype == torch.int8 else None
+        parts = [None] * layers if scales is None else scales.unbind(1)
+        return cls(whole, scales, tuple(map(Ring.of, whole.unbind(1), parts)))
+
+    @property
+    def capacity(self) -> int:
+        return self.layers[0].capacity
 
 
 class Window(Protocol):
@@ -116,7 +204,7 @@ class StepWindow:
             rows=rows,
             slots=listed.remainder(ring.capacity),
             rotation=rotation(listed, frequencies)[:, :, None, None],
-            mask=ring_mask(queries, ring.capacity, span, ring.keys.dtype),
+            mask=ring_mask(queries, ring.capacity, span, ring.dtype),
             served=served,
             in_place=in_place,
         )
@@ -124,24 +212,25 @@ class StepWindow:
     def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
         rotate(qkv[:, :, :2], self.rotation)
         query, keys, values = qkv.unbind(2)  # [B, T, H, d] each
-        append(ring, self.rows, self.slots, keys, values)
+        ring.keys.append(self.rows, self.slots, keys)
+        ring.values.append(self.rows, self.slots, values)
         if not self.served:
             return torch.zeros_like(query).flatten(2)
-        span = self.mask.shape[-1]
         attend_to = self._in_place if self.in_place else self._copied
-        attended = attend_to(query[: self.served], ring.keys[:, :, :span], ring.values[:, :, :span])
+        attended = attend_to(query[: self.served], ring)
         if self.served < len(query):
             attended = torch.cat([attended, torch.zeros_like(query[self.served :])])
         return attended.flatten(2)
 
-    def _in_place(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        seats, rows = len(self.mask), self.rows[: self.served]
+    def _in_place(self, query: Tensor, ring: Ring) -> Tensor:
+        seats, rows, span = len(self.mask), self.rows[: self.served], self.mask.shape[-1]
         queries = query.new_zeros(seats, *query.shape[1:]).index_copy_(0, rows, query)
-        return attend(queries, keys[:seats], values[:seats], self.mask).index_select(0, rows)
+        keys, values = (store.read(slice(seats), span) for store in (ring.keys, ring.values))
+        return attend(queries, keys, values, self.mask).index_select(0, rows)
 
-    def _copied(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        rows = self.rows[: self.served]
-        return attend(query, keys.index_select(0, rows), values.index_select(0, rows), self.mask)
+    def _copied(self, query: Tensor, ring: Ring) -> Tensor:
+        rows, span = self.rows[: self.served], self.mask.shape[-1]
+        return attend(query, ring.keys.read(rows, span), ring.values.read(rows, span), self.mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +242,12 @@ class KernelWindow:
     @classmethod
     def open(cls, positions: Tensor, rows: Tensor, count: int, ring: Ring, frequencies: Tensor) -> Self:
         """As `StepWindow.open`."""
-        split = ops.attention.split_for(ring.keys.dtype)
+        split = ops.attention.split_for(ring.keys.vectors.dtype)
         programs = ops.attention.programs_for(rows.device, split)
         return cls(ops.attention.plan(positions, rows, count, ring.capacity, frequencies, split, programs))
 
     def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
-        return ops.attention.attend(self.plan, qkv, (ring.keys, ring.values), None)
+        return ops.attention.attend(self.plan, qkv, ring)
 
 
 def open_window(
@@ -207,22 +296,17 @@ class ChunkWindow:
             earlier=keys[: start - first].remainder(capacity),
             written=queries[-capacity:].remainder(capacity),
             rotation=rotation(queries[None], frequencies)[:, :, None, None],
-            mask=additive(seen, ring.keys.dtype)[None, None],
+            mask=additive(seen, ring.dtype)[None, None],
         )
 
     def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
         rotate(qkv[:, :, :2], self.rotation)
-        query, keys, values = qkv.unbind(2)  # [1, T, H, d] each
-        attended = attend(query, self._seen(ring.keys, keys), self._seen(ring.values, values), self.mask)
-        kept = self.written.shape[0]
-        ring.keys[self.row].index_copy_(1, self.written, keys[0, -kept:].transpose(0, 1))
-        ring.values[self.row].index_copy_(1, self.written, values[0, -kept:].transpose(0, 1))
-        return attended.flatten(2)
-
-    def _seen(self, remembered: Tensor, new: Tensor) -> Tensor:
-        """Earlier positions of the ring, then the chunk's: [1, H, n + T, d]."""
-        earlier = remembered[self.row].index_select(1, self.earlier)
-        return torch.cat([earlier, new[0].transpose(0, 1)], dim=1)[None]
+        query, keys, values = qkv.transpose(1, 3).unbind(2)  # [1, H, T, d] each
+        seen_keys, seen_values = (
+            store.extend(self.row, self.earlier, self.written, new[0])[None]  # [1, H, n + T, d]
+            for store, new in ((ring.keys, keys), (ring.values, values))
+        )
+        return attend(query.transpose(1, 2), seen_keys, seen_values, self.mask).flatten(2)
 
 
 def rope_frequencies(width: int, max_period: float, device: torch.device) -> Tensor:
@@ -263,22 +347,20 @@ def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
 
 
-def append(ring: Ring, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Write keys and values [B, T, H, d] to `slots` [B, T] of `rows` [B]."""
-    ring.keys[rows[:, None], :, slots] = keys
-    ring.values[rows[:, None], :, slots] = values
-
-
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Scaled dot-product attention. query [N, T, H, d], keys and values [N, H, C, d] -> [N, T, H, d]."""
+    if query.dtype != keys.dtype:  # what were bytes is f32
+        return attend(query.to(keys.dtype), keys, values, mask).to(query.dtype)
     attended = functional.scaled_dot_product_attention(query.transpose(1, 2), keys, values, mask)
     return attended.transpose(1, 2)
 
 
 def tensors(state: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a tree of dataclasses and tuples, with its dotted name."""
+    """Every tensor of a tree of dataclasses and tuples, with its dotted name; rings layer by layer."""
     if isinstance(state, Tensor):
         yield name, state
+    elif isinstance(state, Rings):
+        yield from tensors(state.layers, name)
     elif isinstance(state, tuple):
         for index, item in enumerate(state):
             yield from tensors(item, f"{name}.{index}")
@@ -318,10 +400,11 @@ class RowImage:
 
 
 def _row(state: object, row: int, used: int | None) -> Iterator[Tensor]:
-    """Views of a row's tensors; of a ring [H, C, d] its first `used` slots, or all."""
-    if isinstance(state, Ring):
-        yield state.keys[row, :, :used]
-        yield state.values[row, :, :used]
+    """Views of a row's tensors; of its rings [layers, 2, H, C, ...] the first `used` slots, or all."""
+    if isinstance(state, Rings):
+        yield state.whole[row, :, :, :, :used]
+        if state.scales is not None:
+            yield state.scales[row, :, :, :, :used]
     elif isinstance(state, Tensor):
         yield state[row]
     elif isinstance(state, tuple):

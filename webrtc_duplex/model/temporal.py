@@ -9,7 +9,16 @@ from torch.nn import functional
 
 from webrtc_duplex.model.config import CODEBOOKS, LMConfig
 from webrtc_duplex.model.kernels import ops
-from webrtc_duplex.model.streaming import NO_HINTS, ChunkWindow, Hints, Ring, Window, open_window, rope_frequencies
+from webrtc_duplex.model.streaming import (
+    NO_HINTS,
+    ChunkWindow,
+    Hints,
+    Ring,
+    Rings,
+    Window,
+    open_window,
+    rope_frequencies,
+)
 from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, under, vector
 
 NORM_EPSILON = 1e-8
@@ -22,20 +31,20 @@ AUDIO_TABLES = 2 * CODEBOOKS
 class TemporalState:
     """What the temporal transformer remembers.
 
-    | field    | shape         | dtype      | meaning                                           |
-    |----------|---------------|------------|---------------------------------------------------|
-    | rings    | layers x Ring | as weights | keys and values of the last C columns             |
-    | position | [R + 1]       | int64      | columns so far: the position of the next one      |
+    | field    | shape   | dtype              | meaning                                           |
+    |----------|---------|--------------------|---------------------------------------------------|
+    | rings    | Rings   | as weights or int8 | keys and values of the last C columns             |
+    | position | [R + 1] | int64              | columns so far: the position of the next one      |
     """
 
-    rings: tuple[Ring, ...]
+    rings: Rings
     position: Tensor
 
     @classmethod
     def allocate(cls, config: LMConfig, rows: int, device: torch.device, dtype: torch.dtype) -> Self:
-        ring = (rows, config.heads, config.keys, config.head_width, device, dtype)
+        shape = (config.layers, rows, config.heads, config.keys, config.head_width)
         return cls(
-            rings=tuple(Ring.allocate(*ring) for _ in range(config.layers)),
+            rings=Rings.allocate(*shape, device, dtype),
             position=torch.zeros(rows + 1, dtype=torch.int64, device=device),
         )
 
@@ -120,20 +129,21 @@ class Temporal(nn.Module):
     def step(self, columns: Tensor, state: TemporalState, rows: Tensor, hints: Hints = NO_HINTS) -> Tensor:
         """The next column [B, 17] of each listed row -> hidden [B, D]."""
         x = self.embed(columns)[:, None]
-        window = open_window(state.position, rows, 1, state.rings[0], self.frequencies, hints.columns, hints.lanes)
+        ring = state.rings.layers[0]
+        window = open_window(state.position, rows, 1, ring, self.frequencies, hints.columns, hints.lanes)
         hidden = self._run(x, window, state)
         state.position.index_add_(0, rows, torch.ones_like(rows))
         return hidden[:, 0]
 
     def prefill(self, x: Tensor, state: TemporalState, row: int, start: int) -> Tensor:
         """T embedded columns [T, D] of one row, from position `start` on, at once -> hidden of the last [D]."""
-        window = ChunkWindow.open(row, start, len(x), state.rings[0], self.frequencies)
+        window = ChunkWindow.open(row, start, len(x), state.rings.layers[0], self.frequencies)
         hidden = self._run(x[None].clone(), window, state)
         state.position[row] = start + len(x)
         return hidden[0, -1]
 
     def _run(self, x: Tensor, window: Window, state: TemporalState) -> Tensor:
-        for layer, ring in zip(self.layers, state.rings, strict=True):
+        for layer, ring in zip(self.layers, state.rings.layers, strict=True):
             layer.run(x, window, ring)
         return rms_norm(x, self.norm)
 

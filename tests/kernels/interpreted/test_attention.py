@@ -9,7 +9,7 @@ from torch import Tensor
 
 from webrtc_duplex.model.kernels import attention
 from webrtc_duplex.model.kernels.attention import Split
-from webrtc_duplex.model.streaming import Ring, StepWindow, rope_frequencies
+from webrtc_duplex.model.streaming import Ring, Rings, StepWindow, quantised, rope_frequencies, tensors
 
 ROWS, HEADS, WIDTH, KEYS = 3, 2, 16, 40
 CPU = torch.device("cpu")
@@ -29,9 +29,17 @@ def poison() -> Iterator[None]:
 
 
 def ring_of(dtype: torch.dtype, seed: int = 1) -> Ring:
-    ring = Ring.allocate(ROWS, HEADS, KEYS, WIDTH, CPU, dtype)
-    for part in (ring.keys, ring.values):
-        part[:ROWS].copy_(torch.randn(ROWS, HEADS, KEYS, WIDTH, generator=torch.Generator().manual_seed(seed)))
+    """The second of two layers', so that it is strided as any."""
+    ring, chance = (
+        Rings.allocate(2, ROWS, HEADS, KEYS, WIDTH, CPU, dtype).layers[1],
+        torch.Generator().manual_seed(seed),
+    )
+    for store in (ring.keys, ring.values):
+        numbers = torch.randn(ROWS, HEADS, KEYS, WIDTH, generator=chance)
+        if store.scales is None:
+            store.vectors[:ROWS] = numbers
+        else:
+            store.vectors[:ROWS], store.scales[:ROWS] = quantised(numbers)
     return ring
 
 
@@ -44,7 +52,7 @@ def through_kernels(
     positions: Tensor, rows: Tensor, qkv: Tensor, ring: Ring, split: Split, programs: int = 3
 ) -> Tensor:
     plan = attention.plan(positions, rows, qkv.shape[1], KEYS, FREQUENCIES, split, programs)
-    return attention.attend(plan, qkv, (ring.keys, ring.values), None)
+    return attention.attend(plan, qkv, ring)
 
 
 @pytest.mark.parametrize(
@@ -55,22 +63,28 @@ def through_kernels(
         (LANEWISE, 1, torch.bfloat16, 3e-2),
         (LANEWISE, 2, torch.float32, 1e-5),
         (replace(LANEWISE, chunk=64), 2, torch.float32, 1e-5),
+        (LANEWISE, 1, torch.int8, 1e-5),
+        (DOT, 1, torch.int8, 1e-5),
+        (LANEWISE, 2, torch.int8, 1e-5),
     ],
 )
 def test_rows_of_all_ages_in_mixed_lanes_attend_as_in_plain_torch(
     split: Split, count: int, dtype: torch.dtype, tolerance: float
 ) -> None:
+    """The new key among them: rounded as in plain torch, if keys are bytes."""
     positions = torch.tensor([0, KEYS - 1, 7 * KEYS + 5, 99])  # fresh, wraps with this step or soon, long past; scratch
     rows = torch.tensor([2, ROWS, 0, 1])
     ring, twin = ring_of(dtype), ring_of(dtype)
-    qkv = new(len(rows), count, dtype)
+    qkv = new(len(rows), count, torch.float32 if dtype == torch.int8 else dtype)
     fast = through_kernels(positions, rows, qkv.clone(), ring, split)
     plain = StepWindow.open(positions, rows, count, twin, FREQUENCIES, None, None).attend(qkv, twin)
     served = rows != ROWS
     torch.testing.assert_close(fast[served], plain[served], rtol=tolerance, atol=tolerance)
     assert (fast[~served] == 0).all(), "a lane without a row attends to nothing"
-    torch.testing.assert_close(ring.keys[:ROWS], twin.keys[:ROWS], rtol=tolerance, atol=tolerance)
-    assert torch.equal(ring.values[:ROWS], twin.values[:ROWS])
+    rings = ring.keys, ring.values, twin.keys, twin.values
+    keys, values, twin_keys, twin_values = (store.read(slice(ROWS), KEYS) for store in rings)
+    torch.testing.assert_close(keys, twin_keys, rtol=tolerance, atol=tolerance)
+    assert torch.equal(values, twin_values)
 
 
 @pytest.mark.parametrize("split", [DOT, LANEWISE])
@@ -82,27 +96,27 @@ def test_a_row_alone_equals_it_in_a_batch_bit_for_bit(split: Split) -> None:
     assert torch.equal(together[2:], alone)
 
 
-def test_rows_that_are_not_listed_stay_byte_for_byte() -> None:
-    ring = ring_of(torch.float32)
-    before = ring.keys.clone(), ring.values.clone()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_rows_that_are_not_listed_stay_byte_for_byte(dtype: torch.dtype) -> None:
+    ring = ring_of(dtype)
+    before = [tensor.clone() for _, tensor in tensors(ring)]
     through_kernels(torch.tensor([3, 35, 100, 0]), torch.tensor([1]), new(1, 1, torch.float32), ring, LANEWISE)
-    for part, old in zip((ring.keys, ring.values), before, strict=True):
-        assert torch.equal(part[[0, 2, 3]], old[[0, 2, 3]])
-        assert not torch.equal(part[1], old[1])
+    for (name, part), old in zip(tensors(ring), before, strict=True):
+        assert torch.equal(part[[0, 2, 3]], old[[0, 2, 3]]), name
+        assert not torch.equal(part[1], old[1]), name
 
 
 def test_keys_and_values_of_a_byte_err_by_less_than_two_percent() -> None:
     """One scale a row, head and position; everything is appended by the kernel, past the wrap."""
-    exact = Ring.allocate(ROWS, HEADS, KEYS, WIDTH, CPU, torch.float32)
-    small = Ring.allocate(ROWS, HEADS, KEYS, WIDTH, CPU, torch.int8)
-    scales = torch.zeros(ROWS + 1, HEADS, KEYS), torch.zeros(ROWS + 1, HEADS, KEYS)
+    exact, small = (
+        Rings.allocate(1, ROWS, HEADS, KEYS, WIDTH, CPU, dtype).layers[0] for dtype in (torch.float32, torch.int8)
+    )
     positions, rows = torch.tensor([0, 30, 70, 0]), torch.tensor([1])
     for step in range(14):
         qkv = new(1, 1, torch.float32, seed=step)
-        wanted = through_kernels(positions, rows, qkv, exact, LANEWISE)
-        plan = attention.plan(positions, rows, 1, KEYS, FREQUENCIES, LANEWISE, 3)
-        got = attention.attend(plan, qkv, (small.keys, small.values), scales)
+        wanted, got = (through_kernels(positions, rows, qkv, ring, LANEWISE) for ring in (exact, small))
         positions[1] += 1
     assert (got - wanted).norm() / wanted.norm() < 0.02
-    assert not small.keys[[0, 2]].any() and not scales[0][[0, 2]].any(), "other rows are untouched, scales too"
-    assert small.keys[1].abs().amax(-1)[:, 30:].eq(127).all(), "each scale is its vector's own"
+    assert small.keys.scales is not None
+    assert not small.keys.vectors[[0, 2]].any() and not small.keys.scales[[0, 2]].any(), "no other row is touched"
+    assert small.keys.vectors[1].abs().amax(-1)[:, 30:].eq(127).all(), "each scale is its vector's own"

@@ -9,6 +9,7 @@ The scratch row (the last one) counts as empty: a lane without a row costs nothi
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,6 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from webrtc_duplex.model.kernels.launch import launch
+
+if TYPE_CHECKING:
+    from webrtc_duplex.model.streaming import Ring
 
 _LOG2_E = 1.4426950408889634
 
@@ -132,16 +136,16 @@ def _append(
     key = _turned(source + H * D, cos, sin, D).to(qkv.dtype.element_ty).to(tl.float32)
     value = tl.load(source + 2 * H * D + column).to(tl.float32)
     row, slot = tl.load(rows + new // T), tl.load(slots + new)
+    to = row * row_stride + (head * C + slot) * D  # of a vector; scales lie in the same order
     if BYTES:
-        at = (row * H + head) * C + slot
+        at = to // D
         key_scale = tl.math.div_rn(tl.maximum(tl.max(tl.abs(key), 0), 1e-8), 127.0)
         value_scale = tl.math.div_rn(tl.maximum(tl.max(tl.abs(value), 0), 1e-8), 127.0)
         tl.store(key_scales + at, key_scale)
         tl.store(value_scales + at, value_scale)
         key, value = _byte(key, key_scale), _byte(value, value_scale)
-    to = row * row_stride + (head * C + slot) * D + column
-    tl.store(keys + to, key.to(keys.dtype.element_ty))
-    tl.store(values + to, value.to(values.dtype.element_ty))
+    tl.store(keys + to + column, key.to(keys.dtype.element_ty))
+    tl.store(values + to + column, value.to(values.dtype.element_ty))
 
 
 @triton.jit
@@ -170,10 +174,9 @@ def _split(
         first = unit * CHUNK
         last = tl.minimum(first + CHUNK, tl.load(lengths + lane))
         newest = tl.load(slots + lane * T + T - 1)
-        head_keys = keys + row * row_stride + head * C * D
-        head_values = values + row * row_stride + head * C * D
-        head_key_scales = key_scales + (row * H + head) * C
-        head_value_scales = value_scales + (row * H + head) * C
+        of_head = row * row_stride + head * C * D
+        head_keys, head_values = keys + of_head, values + of_head
+        head_key_scales, head_value_scales = key_scales + of_head // D, value_scales + of_head // D
         asked = tl.load(query + ((lane * T + t[:, None]) * H + head) * D + column[None, :])  # [T, D]
         if DOT:
             tl.static_assert(T == 1)
@@ -282,15 +285,17 @@ def plan(
     return made
 
 
-def attend(plan: Plan, qkv: Tensor, ring: tuple[Tensor, Tensor], scales: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Rotate, append, attend. qkv [B, T, 3, H, d], contiguous; ring: keys and values [rows + 1, H, C, d], of int8 with
-    their scales f32 [rows + 1, H, C] -> [B, T, H * d] in the dtype of qkv."""
+def attend(plan: Plan, qkv: Tensor, ring: "Ring") -> Tensor:
+    """Rotate, append, attend. qkv [B, T, 3, H, d], contiguous -> [B, T, H * d] in its dtype."""
     lanes, count, _, heads, width = qkv.shape
     capacity, split = plan.capacity, plan.split
     query, out = (qkv.new_empty(lanes, count, heads, width) for _ in range(2))
-    stores = (*ring, *(scales or (plan.turns, plan.turns)))  # no scales: never read, never written
+    keys, values = ring.keys, ring.values
+    is_bytes = keys.scales is not None
+    scales = (keys.scales, values.scales) if is_bytes else (plan.turns, plan.turns)  # or never read, never written
+    stores = (keys.vectors, values.vectors, *scales)
     where = (plan.rows, plan.slots)
-    stride, is_bytes = ring[0].stride(0), scales is not None
+    stride = keys.vectors.stride(0)
     sizes = (heads, width, capacity, count)
     grid = (lanes * count, heads)
     launch(_append, grid, qkv, *stores, query, *where, plan.turns, stride, *sizes, is_bytes, num_warps=1)
