@@ -17,14 +17,17 @@ The exit code is 0 only if all of that holds.
 import argparse
 import asyncio
 import os
+import platform
 import re
+import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -37,6 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.relay import NETWORKS, Relay  # noqa: E402
+from tests.serving import Server, running, until_ready  # noqa: E402
 from webrtc_duplex.audio import CHUNK_SAMPLES, SAMPLE_RATE, Pcm  # noqa: E402
 from webrtc_duplex.client.call import Call, connect  # noqa: E402
 from webrtc_duplex.errors import CapacityError, DuplexError, EngineError  # noqa: E402
@@ -46,7 +50,8 @@ ROWS_SPARE = 1
 """Rows fewer than callers, so that some are refused."""
 WARM_UP_S = 12.0
 """All that is only made once - caches, pools, the interpreter's own - is there after so long."""
-STRIKE_EVERY_S = 15.0
+RECOVERY_S = 60.0
+"""After a strike the server is ready again by then."""
 QUIET_S = 25.0
 """By then whatever a call has left behind is gone, if it ever goes."""
 STAY_S = (2.0, 8.0)
@@ -74,58 +79,10 @@ MORE_TASKS = 0
 # ---- the server
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server that this script has started."""
-
-    url: str
-    pid: int
-
-    def process_ids(self, kind: str) -> list[int]:
-        """Of its children of this kind: `worker_process` or `engine_process`."""
-        found = []
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                with suppress(OSError):
-                    if kind.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                        found.append(child)
-        return sorted(found)
-
-
-@asynccontextmanager
-async def serving(rows: int, log: Path) -> AsyncIterator[Server]:
+def serving(rows: int, log: Path) -> AbstractAsyncContextManager[Server]:
     """An echo with two media workers, ready."""
-    options = ["--model", "echo", "--rows", str(rows), "--port", "0", "--media-workers", "2", "--drain-timeout-s", "0"]
     timeouts = ["--media-timeout-s", "2", "--resume-grace-s", "1", "--connect-deadline-s", "3"]
-    command = [sys.executable, "-m", "webrtc_duplex", "serve", *options, *timeouts]
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=output, stderr=output)
-    try:
-        while not (listening := re.search(r"listening on (http://\S+)", log.read_text(errors="replace"))):
-            if process.returncode is not None:
-                raise SystemExit(f"the server ended with {process.returncode}:\n{log.read_text()}")
-            await asyncio.sleep(0.1)
-        server = Server(listening[1], process.pid)
-        await until_ready(server.url)
-        yield server
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 20)
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def until_ready(url: str, timeout_s: float = 60.0) -> None:
-    async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as http:
-        while True:
-            with suppress(aiohttp.ClientError):
-                async with http.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.1)
+    return running("echo", "--media-workers", "2", *timeouts, rows=rows, log=log)
 
 
 # ---- what is left over
@@ -167,7 +124,7 @@ async def census(server: Server) -> Census:
     counts = {"leased rows": float(told["rows"] - told["free_rows"]), "calls": float(told["calls"])}
     counts["tasks"] = float(tasks[1])
     processes = {"front": [server.pid]}
-    processes |= {kind: server.process_ids(f"{kind}_process") for kind in ("worker", "engine")}
+    processes |= {kind: server.children(f"{kind}_process") for kind in ("worker", "engine")}
     for kind, pids in processes.items():
         for what in ("descriptors", "threads", "MB"):
             counts[f"{kind} {what}"] = max(_of_process(pid)[what] for pid in pids)
@@ -227,13 +184,23 @@ def loudest_seat(window: Pcm, seats: int) -> int | None:
     return loudest if of_seats[loudest] > power.sum() / 2 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much there is to bear."""
+
+    callers: int
+    rest_s: float
+    """Between a caller's visits, on average."""
+    strike_every_s: float
+
+
 class Caller:
     """One seat: calls, says its tone, leaves, calls again, until it is cancelled."""
 
-    def __init__(self, url: str, seat: int, seats: int, tally: Tally) -> None:
+    def __init__(self, url: str, seat: int, load: Load, tally: Tally) -> None:
         self._url = url
         self._seat = seat
-        self._seats = seats
+        self._load = load
         self._tally = tally
         self._random = Random(seat)
         self._payload = Tone(seat).payload()
@@ -242,6 +209,7 @@ class Caller:
         while time.monotonic() < until:
             try:
                 await self._visit()
+                await asyncio.sleep(self._random.uniform(0, 2 * self._load.rest_s))
             except (CapacityError, EngineError) as refusal:
                 self._tally.refused[refusal.code] += 1
                 await asyncio.sleep(1.0)
@@ -335,7 +303,7 @@ class Caller:
             return
         sound = np.concatenate(pieces)
         windows = sound[: len(sound) // WINDOW * WINDOW].reshape(-1, WINDOW)
-        seats = {loudest_seat(window, self._seats) for window in windows} - {None}
+        seats = {loudest_seat(window, self._load.callers) for window in windows} - {None}
         self._tally.heard_itself += self._seat in seats
         if strangers := seats - {self._seat}:
             self._tally.faults.append(f"the caller of seat {self._seat} heard seats {strangers}")
@@ -355,19 +323,20 @@ async def _follow(call: Call, ends: list[str]) -> None:
 # ---- mischief
 
 
-async def strike(server: Server, until: float, tally: Tally) -> None:
+async def strike(server: Server, every_s: float, until: float, tally: Tally) -> None:
     """Kill a worker, let one hang, the same with the engine: one after the other, each time waiting for recovery."""
     fates = [(kind, fate) for kind in ("worker_process", "engine_process") for fate in (signal.SIGKILL, signal.SIGSTOP)]
     number = 0
-    while time.monotonic() + STRIKE_EVERY_S < until:
-        await asyncio.sleep(STRIKE_EVERY_S)
+    while time.monotonic() + every_s < until:
+        await asyncio.sleep(every_s)
         kind, fate = fates[number % len(fates)]
-        victims = server.process_ids(kind)
+        victims = server.children(kind)
         if victims:
             os.kill(victims[0], fate)
             tally.strikes[f"{fate.name} to {kind.removesuffix('_process')}"] += 1
         number += 1
-        await until_ready(server.url)
+        async with asyncio.timeout(RECOVERY_S):
+            await until_ready(server.url)
 
 
 async def talk_nonsense(url: str, until: float, tally: Tally, random: Random) -> None:
@@ -404,19 +373,19 @@ async def _half_a_request(url: str) -> None:
 # ---- the run
 
 
-async def soak(seconds: float, callers: int, log: Path) -> tuple[Census, Census, Tally]:
+async def soak(seconds: float, load: Load, log: Path) -> tuple[Census, Census, Tally]:
     """Returns what there was after a warm-up, what there was at the end, and what was met."""
     tally = Tally()
-    async with serving(callers - ROWS_SPARE, log) as server:
-        await be_busy(server, callers, WARM_UP_S, tally)
+    async with serving(load.callers - ROWS_SPARE, log) as server:
+        await be_busy(server, load, WARM_UP_S, tally)
         await asyncio.sleep(QUIET_S)
         before = await census(server)
         end = time.monotonic() + seconds
         mischief = [
-            asyncio.create_task(strike(server, end, tally)),
+            asyncio.create_task(strike(server, load.strike_every_s, end, tally)),
             asyncio.create_task(talk_nonsense(server.url, end, tally, Random(1))),
         ]
-        await be_busy(server, callers, seconds, tally)
+        await be_busy(server, load, seconds, tally)
         await asyncio.gather(*mischief)
         await until_ready(server.url)
         await asyncio.sleep(QUIET_S)
@@ -428,14 +397,15 @@ async def soak(seconds: float, callers: int, log: Path) -> tuple[Census, Census,
     return before, after, tally
 
 
-async def be_busy(server: Server, callers: int, seconds: float, tally: Tally) -> None:
+async def be_busy(server: Server, load: Load, seconds: float, tally: Tally) -> None:
     until = time.monotonic() + seconds
-    await asyncio.gather(*(Caller(server.url, seat, callers, tally).run(until) for seat in range(callers)))
+    await asyncio.gather(*(Caller(server.url, seat, load, tally).run(until) for seat in range(load.callers)))
 
 
-def told(seconds: float, before: Census, after: Census, tally: Tally) -> str:
+def told(seconds: float, took_s: float, before: Census, after: Census, tally: Tally) -> str:
     """The report, in Markdown."""
     lines = [f"# Soak of {seconds:g} s: {'passed' if not tally.faults else 'FAILED'}", ""]
+    lines += [*circumstances(took_s), ""]
     lines += [f"- {tally.visits} calls, {tally.heard_itself} of which heard themselves"]
     for name, counter in (
         ("refused", tally.refused),
@@ -449,18 +419,43 @@ def told(seconds: float, before: Census, after: Census, tally: Tally) -> str:
     return "\n".join([*lines, "", *(f"- FAULT: {fault}" for fault in tally.faults)])
 
 
+def circumstances(took_s: float) -> list[str]:
+    """When and where this ran, and what it took, from the server's start to its end."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    model = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    cores, memory_gb = os.cpu_count(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    ours, theirs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    shares = [(usage.ru_utime + usage.ru_stime) / took_s for usage in (theirs, ours)]
+    return [
+        f"- `{' '.join(sys.argv)}`, ended {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, "
+        f"commit {commit.stdout.strip() or 'unknown'}",
+        f"- {model[1] if model else platform.machine()}, {cores} cores, {memory_gb:.0f} GB, "
+        f"Linux {platform.release()}, Python {platform.python_version()}",
+        f"- CPU: server {shares[0]:.0%} of a core, its callers {shares[1]:.0%}; load average {os.getloadavg()[2]:.1f}",
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=120.0, help="how long (default: %(default)g)")
     parser.add_argument("--callers", type=int, default=6, help="callers at once, one of whom finds no row")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds between a caller's visits (default: none)")
+    parser.add_argument(
+        "--strike-every",
+        type=float,
+        default=15.0,
+        help="seconds between strikes (default: %(default)g; an engine that dies three times in a minute is given up)",
+    )
     parser.add_argument("--report", type=Path, help="file for the report")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        before, after, tally = asyncio.run(soak(options.seconds, options.callers, log))
+        load = Load(options.callers, options.rest, options.strike_every)
+        began = time.monotonic()
+        before, after, tally = asyncio.run(soak(options.seconds, load, log))
         if tally.faults:
             sys.stderr.write(log.read_text(errors="replace")[-20_000:])
-    report = told(options.seconds, before, after, tally)
+    report = told(options.seconds, time.monotonic() - began, before, after, tally)
     print(report)
     if options.report:
         options.report.write_text(report + "\n")
