@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ async def test_the_ticker_wakes_by_itself() -> None:
 
 def test_a_frames_first_packet_leaves_at_once_and_the_others_20_ms_apart(ticker: ManualTicker) -> None:
     (track, wire), start, sent = a_track(ticker), ticker.time.now, list[int]()
-    track.speak(tone(), 7, nothing)
+    track.speak(tone(), 7, -inf, nothing)
     for offset in (0.0, 0.019, 0.02, 0.04, 0.06):
         ticker.pass_until(start + offset)
         sent.append(len(wire.payloads))
@@ -119,9 +120,9 @@ def test_a_frames_first_packet_leaves_at_once_and_the_others_20_ms_apart(ticker:
 def test_words_are_told_when_their_frame_is_on_the_air(ticker: ManualTicker) -> None:
     (track, _), start, told = a_track(ticker), ticker.time.now, list[int]()
     for position in (0, 1):
-        track.speak(tone(), position, partial(told.append, position))
+        track.speak(tone(), position, -inf, partial(told.append, position))
     assert told == [0]
-    ticker.pass_until(start + 0.079)
+    ticker.pass_until(start + 0.078)
     assert told == [0]
     ticker.pass_until(start + 0.08)
     assert told == [0, 1]
@@ -131,7 +132,7 @@ def test_words_of_a_silent_frame_are_told_too(ticker: ManualTicker) -> None:
     (track, wire), start, told = a_track(ticker), ticker.time.now, list[int]()
     silence = np.zeros_like(tone())
     for position in range(10):
-        track.speak(silence, position, partial(told.append, position))
+        track.speak(silence, position, -inf, partial(told.append, position))
         ticker.pass_until(start + 0.08 * (position + 1))
     assert told == list(range(10))
     assert len(wire.payloads) < 40
@@ -140,7 +141,7 @@ def test_words_of_a_silent_frame_are_told_too(ticker: ManualTicker) -> None:
 def test_a_flush_drops_what_waits_and_keeps_the_timeline(ticker: ManualTicker) -> None:
     (track, wire), start, told = a_track(ticker), ticker.time.now, list[int]()
     for position in (0, 1):
-        track.speak(tone(), position, partial(told.append, position))
+        track.speak(tone(), position, -inf, partial(told.append, position))
     track.flush()
     ticker.pass_until(start + 0.5)
     assert told == [0, 1]
@@ -157,20 +158,20 @@ def loudness(payload: bytes) -> float:
 
 def test_sound_after_a_rest_is_marked(ticker: ManualTicker) -> None:
     (track, wire), start = a_track(ticker), ticker.time.now
-    track.speak(tone(), 0, nothing)
+    track.speak(tone(), 0, -inf, nothing)
     ticker.pass_until(start + 2)
     before = len(wire.markers)
-    track.speak(tone(), 1, nothing)
+    track.speak(tone(), 1, -inf, nothing)
     assert wire.markers[before] and not any(wire.markers[:before])
 
 
 def test_a_track_that_has_stopped_sends_nothing_and_tells_what_it_held(ticker: ManualTicker) -> None:
     (track, wire), start, told = a_track(ticker), ticker.time.now, list[int]()
     for position in (0, 1):
-        track.speak(tone(), position, partial(told.append, position))
+        track.speak(tone(), position, -inf, partial(told.append, position))
     track.stop()
     sent = len(wire.payloads)
-    track.speak(tone(), 2, nothing)
+    track.speak(tone(), 2, -inf, nothing)
     ticker.pass_until(start + 1)
     assert told == [0, 1] and len(wire.payloads) == sent and ticker._beats == []
 

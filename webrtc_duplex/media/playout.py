@@ -1,9 +1,12 @@
 """What the agent says, cut into 20 ms slots on an absolute schedule.
 
-A frame's first chunk leaves when the frame arrives and its others 20, 40 and 60 ms later. Each slot is due 20 ms after
-the one before, however late either was sent, so nothing drifts and RTP time never jumps. Steps of the model do not all
-take the same time: a slot whose chunk is not there yet waits a few milliseconds, and the schedule stays that much
-later. This lead over the slowest step is given back once it is no longer needed.
+A frame's first chunk leaves when the frame is there and its others 20, 40 and 60 ms later. Each slot is due 20 ms after
+the one before, however late either was sent, so nothing drifts and RTP time never jumps.
+
+Steps of the model do not all take the same time, so "is there" is when nearly every frame would be (`Pace`): a quick
+one waits for that, lest a slow one break the sound. A frame slower still is waited for a little, and then there is
+silence. The schedule nears that time at once while nobody would hear it, else by a millisecond a frame; whole chunks
+are made up for by letting two pass over into each other.
 """
 
 import math
@@ -16,8 +19,8 @@ from numpy.typing import NDArray
 from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, Pcm
 from webrtc_duplex.media import splice
 
-PATIENCE_S = 0.012
-"""How long a slot waits for a frame that is late before it becomes silence."""
+PATIENCE_S = 0.020
+"""How long a slot waits for a frame that is late before it becomes silence. Any receiver takes that for jitter."""
 
 REST_AFTER_CHUNKS = 10
 """So much silence is sent in full; then the peer, who fills in comfort noise, hears of us every `REST_EVERY_CHUNKS`."""
@@ -27,9 +30,9 @@ REST_EVERY_CHUNKS = 20
 _QUIET_RMS = 33.0  # -60 dB of full scale
 _QUEUE_CHUNKS = 8  # two frames; more is dropped, oldest first
 _BEHIND_S = 0.1  # a server that was held up longer does not send what it missed
-_LEAD_FRAMES = 64  # the lead is what the slowest of so many steps (5 s) needs
-_LEAD_SPARE_S = 0.001
-_LEAD_STEP_S = 0.001  # the schedule moves no faster than this a frame
+_MOST_LEAD_S = 0.060  # a quick frame waits no longer than this for the slow ones
+_MOVE_S = 0.001  # in a voice the schedule moves no faster than this a frame
+_MERGE_EVERY_CHUNKS = 50  # a voice is not hurried by more than 20 ms a second
 _ON_TIME_S = 0.0005
 _RISE = np.linspace(0, 1, CHUNK_SAMPLES, dtype=np.float32)
 
@@ -56,11 +59,11 @@ class PlayoutCounters:
     rested: int = 0
     """Slots of silence that were not sent."""
     underruns: int = 0
-    """Slots that became silence because no frame had come, from the first frame on."""
+    """Slots of a voice that became silence because no frame had come."""
     waits: int = 0
     """Slots that waited a little, and then the late frame came."""
     merged: int = 0
-    """Chunks that passed over into the next one, to give back lead."""
+    """Chunks that passed over into the next one, to catch up."""
     dropped: int = 0
     """Chunks thrown away: overrun, flush, a server held up."""
 
@@ -81,18 +84,14 @@ class Playout:
         self._queue: deque[_Chunk] = deque()  # at most _QUEUE_CHUNKS: the oldest is dropped
         self._slots = 0
         self._grid = math.inf  # when the next slot is due by the schedule; `next_due` is later while it waits
-        self._spare: deque[float] = deque(maxlen=_LEAD_FRAMES)  # how early each frame came, less what `_given_back` was
-        self._given_back = 0.0
+        self._behind = 0.0  # how much later than need be the last frame's chunks leave
+        self.lead_s = 0.0
+        """How long the last frame waits before its first chunk leaves."""
         self._last: Pcm = np.zeros(CHUNK_SAMPLES, np.int16)
+        self._merge_from = _MERGE_EVERY_CHUNKS
         self._broken = True  # the slot before was silence of our own
+        self._cut_off = False  # and that silence broke off a voice
         self._quiet = 0  # slots of silence in a row
-
-    @property
-    def lead_s(self) -> float:
-        """How early even the latest frame of the last 5 s came; 0 before so many have come."""
-        if len(self._spare) < _LEAD_FRAMES:
-            return 0.0
-        return max(0.0, min(self._spare) - self._given_back)
 
     @property
     def resting(self) -> bool:
@@ -104,14 +103,18 @@ class Playout:
         if math.isinf(self._grid):
             self._grid = self.next_due = now
 
-    def push(self, frame: Pcm, position: int, now: float) -> None:
-        """Take the frame [1920] of this position; its first chunk is due at once if nothing is before it."""
+    def push(self, frame: Pcm, position: int, now: float, steady_at: float = -math.inf) -> None:
+        """Take the frame [1920] of this position; its first chunk is due at once if nothing is before it.
+
+        `steady_at` is when nearly every frame in its place would have come: it waits until then.
+        """
         self.start(now)
         self._skip_what_was_missed(now)
-        if not self._queue and (self.resting or self._grid < now):
+        if not self._queue and self._grid < now:
             self.counters.waits += not self._broken and now - self._grid > _ON_TIME_S
             self._grid = now
-        self._give_back_lead(now)
+        self._draw_near(min(max(now, steady_at), now + _MOST_LEAD_S), now)
+        self.lead_s = self._end - now
         self.next_due = self._grid
         self._queue.extend(_cut(frame, position))
         self._drop_oldest(len(self._queue) - _QUEUE_CHUNKS)
@@ -133,13 +136,13 @@ class Playout:
         dropped = len(self._queue)
         first = self._queue[0]
         self._drop_oldest(dropped)
-        self._queue.append(replace(first, pcm=_scaled(first.pcm, 1 - _RISE)))
+        self._queue.append(replace(first, pcm=_scaled(first.pcm, 1 - _RISE), quiet=True))
         return dropped
 
     def _speak(self) -> Slot | None:
         chunk = self._queue.popleft()
         self.playing = chunk.position
-        if self._queue and self.lead_s >= CHUNK_S + _LEAD_SPARE_S:
+        if self._queue and self._behind >= CHUNK_S and (chunk.quiet or self._slots >= self._merge_from):
             chunk = self._merged_with_next(chunk)
         if self._broken:
             chunk = replace(chunk, pcm=splice.faded_in(chunk.pcm))
@@ -147,7 +150,10 @@ class Playout:
         return self._slot(chunk)
 
     def _stay_silent(self) -> Slot | None:
-        self.counters.underruns += self.playing is not None
+        if not self._broken:
+            self._cut_off = self._quiet == 0
+            self._merge_from = self._slots + _MERGE_EVERY_CHUNKS
+        self.counters.underruns += self._cut_off
         pcm = np.zeros(CHUNK_SAMPLES, np.int16) if self._broken else _fading_echo(self._last)
         quiet = self._broken or self._quiet > 0
         self._broken = True
@@ -176,18 +182,27 @@ class Playout:
             return splice.faded_in(pcm)
         return _scaled(pcm, 1 - _RISE) if self._quiet == REST_AFTER_CHUNKS else pcm
 
-    def _give_back_lead(self, now: float) -> None:
-        """Note how early this frame came; if all of late came early, move the schedule a little earlier."""
-        self._spare.append(self._grid + CHUNK_S * len(self._queue) - now + self._given_back)
-        step = min(_LEAD_STEP_S, self.lead_s - _LEAD_SPARE_S)
-        if step > 0:
-            self._grid -= step
-            self._given_back += step
+    def _draw_near(self, steady_at: float, now: float) -> None:
+        """Move the schedule so that the next frame's first chunk leaves at `steady_at`, or nearer to it."""
+        self._behind = self._end - steady_at
+        most = math.inf if self._unheard else _MOVE_S
+        self._grid -= max(-most, min(most, self._behind, max(0.0, self._grid - now)))
+
+    @property
+    def _end(self) -> float:
+        """When all that waits will have left."""
+        return self._grid + CHUNK_S * len(self._queue)
+
+    @property
+    def _unheard(self) -> bool:
+        """Whether the schedule can move without anybody hearing it."""
+        return not self._queue and (self.resting or self._broken)
 
     def _merged_with_next(self, chunk: "_Chunk") -> "_Chunk":
-        """Give back a whole chunk of lead: this one passes over into the next within 20 ms."""
+        """Catch up by a whole chunk: this one passes over into the next within 20 ms."""
         following = self._queue.popleft()
-        self._given_back += CHUNK_S
+        self._behind -= CHUNK_S
+        self._merge_from = self._slots + _MERGE_EVERY_CHUNKS
         self.counters.merged += 1
         return replace(following, pcm=_scaled(chunk.pcm, 1 - _RISE) + _scaled(following.pcm, _RISE))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import numpy as np
 
 from webrtc_duplex.audio import FRAME_SAMPLES, Pcm, SoundRing
 from webrtc_duplex.errors import DuplexError, EngineError, RequestError
+from webrtc_duplex.media.pace import Pace
 from webrtc_duplex.messages import (
     Close,
     Ended,
@@ -67,6 +69,8 @@ class Said:
     """Whether the caller's frame was there in time; else silence stood in."""
     at: float
     """When the step was due."""
+    steady_at: float
+    """When it would have been there if the step had been a slow one, as they go."""
 
 
 class EngineClient:
@@ -200,6 +204,7 @@ class _Engine(asyncio.Protocol):
         self.stats: Stats | None = None
         self.lost = False
         self._ready = ready  # set with Hello
+        self._pace = Pace()
         self._ended = asyncio.Event()
         self._heard_of = False  # since the last check
         self._unpacker = Unpacker(load)
@@ -306,8 +311,7 @@ class _Engine(asyncio.Protocol):
         match event:
             case Stepped():
                 self.last_step = event
-                for output in event.outputs:
-                    self._deliver(output, event.tick_at)
+                self._deliver(event)
             case Leased(call, lease):
                 self._leased(call, lease)
             case Refused(call):
@@ -349,10 +353,15 @@ class _Engine(asyncio.Protocol):
         if answer is not None and not answer.done():
             answer.set_exception(error)
 
-    def _deliver(self, output: Output, tick_at: float) -> None:
-        stream = self._streams.get(Lease(output.row, output.epoch))
-        if stream is not None:
-            stream._take(output, tick_at)
+    def _deliver(self, step: Stepped) -> None:
+        """Hand each call what its row said."""
+        if step.outputs:
+            self._pace.note(time.monotonic() - step.tick_at)
+        steady_at = step.tick_at + self._pace.usual_s
+        for output in step.outputs:
+            stream = self._streams.get(Lease(output.row, output.epoch))
+            if stream is not None:
+                stream._take(output, step.tick_at, steady_at)
 
 
 class DuplexStream:
@@ -435,7 +444,7 @@ class DuplexStream:
         self.schedule = live
         self.live.set()
 
-    def _take(self, output: Output, tick_at: float) -> None:
+    def _take(self, output: Output, tick_at: float, steady_at: float) -> None:
         """Fetch what was said from the ring and queue it."""
         pcm = np.empty(FRAME_SAMPLES, np.int16)
         if not self._engine.ring.said.read(output.row, output.epoch, output.position, pcm):
@@ -446,7 +455,7 @@ class DuplexStream:
             self.dropped += 1
         pieces = self._engine.hello.card.pieces
         text = pieces[output.text] if 0 <= output.text < len(pieces) else ""
-        self._queue.append(Said(output.position, pcm, output.text, text, output.heard, tick_at))
+        self._queue.append(Said(output.position, pcm, output.text, text, output.heard, tick_at, steady_at))
         self._wake.set()
 
     def _end(self, error: EngineError) -> None:

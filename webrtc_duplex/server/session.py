@@ -278,7 +278,7 @@ class Session:
             if self.responses.hushed:
                 tell()
             else:
-                self._current.track.speak(said.pcm, said.position, tell)
+                self._current.track.speak(said.pcm, said.position, said.steady_at, tell)
             if self._recording is not None:
                 self._recording.say(said.position, said.pcm)
 

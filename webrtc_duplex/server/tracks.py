@@ -129,13 +129,16 @@ class AgentAudioTrack:
         self._playout.start(self._clock())
         self._send_what_is_due(self._clock())
 
-    def speak(self, frame: Pcm, position: int, on_air: Callable[[], None]) -> None:
-        """Send a frame [1920]; `on_air` is called when its first packet leaves, or would if it were no silence."""
+    def speak(self, frame: Pcm, position: int, steady_at: float, on_air: Callable[[], None]) -> None:
+        """Send a frame [1920], not much before `steady_at`, when it would be there at the latest (`Playout.push`).
+
+        `on_air` is called when its first packet leaves, or would if it were no silence.
+        """
         if self._stopped:
             return
         now = self._clock()
         self._cues.append((position, on_air))
-        self._playout.push(frame, position, now)
+        self._playout.push(frame, position, now, steady_at)
         self._send_what_is_due(now)
 
     def flush(self) -> None:
