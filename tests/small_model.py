@@ -96,9 +96,14 @@ class SmallPrompts:
 
 
 def small_runner(
-    rows: int = 4, system: bool = False, lanes: Sequence[int] | None = None, cache_bytes: int = 1 << 24, seed: int = 0
+    rows: int = 4,
+    system: bool = False,
+    lanes: Sequence[int] | None = None,
+    cache_bytes: int = 1 << 24,
+    seed: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> PersonaPlexRunner:
-    return PersonaPlexRunner(small_model(seed), SmallPrompts(system), rows, cache_bytes, lanes)
+    return PersonaPlexRunner(small_model(seed), SmallPrompts(system), rows, cache_bytes, lanes, kv_dtype)
 
 
 def begin(runner: PersonaPlexRunner, row: int, prompt: Prompt, columns: int = 1000) -> None:

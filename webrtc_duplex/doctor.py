@@ -168,7 +168,7 @@ def _model(wanted: Settings) -> Iterator[Finding]:
     from webrtc_duplex.model import runner  # torch takes seconds to import, so only where it is asked about
 
     try:
-        rows = runner.rows_in_memory(engine.model, engine.devices[0])
+        rows = runner.rows_in_memory(engine.model, engine.devices[0], engine.kv_dtype)
     except DuplexError as error:
         yield Finding("model", error.message, "choose another --model or --device")
         return

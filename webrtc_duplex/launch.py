@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,9 @@ DEATHS_WITHIN_S = 60.0
 
 BACK_OFF_S = (0.1, 1.0)
 """Pause before a restart, after the first and the second death of the last minute."""
+
+ENGINE_NICENESS = -10
+"""An engine that waits for a core makes all its callers wait: it goes before what else runs, where that is allowed."""
 
 FAREWELL_S = 1.0
 """How long an engine may take to end by itself when its lifeline is cut."""
@@ -393,6 +396,8 @@ def engine_process(load: Callable[[EngineSettings], ModelRunner]) -> int:
     assert isinstance(order, StartOrder)
     _leave_ending_to_the_parent()
     logs.configure(order.log_level, order.log_format, process="engine")
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, ENGINE_NICENESS)
     try:
         runner = load(order.settings)
     except DuplexError as error:
@@ -432,10 +437,10 @@ def load_runner(settings: EngineSettings) -> ModelRunner:
     from webrtc_duplex.model import runner
 
     def load(rows: int) -> ModelRunner:
-        return runner.load_runner(settings.model, rows, settings.device)
+        return runner.load_runner(settings.model, rows, settings.device, settings.kv_dtype)
 
     rows = settings.rows
     if rows is None:
-        fitting = runner.rows_in_memory(settings.model, settings.device)
+        fitting = runner.rows_in_memory(settings.model, settings.device, settings.kv_dtype)
         rows = most_rows(load, fitting, settings.phases, time.monotonic)
     return check_rows(load(rows), settings.phases, time.monotonic)

@@ -49,6 +49,7 @@ class EngineSettings:
     )
     phases: int = knob(1, "sub-ticks in 80 ms; rows are spread over them")
     device: str = knob("cpu", "torch device of the model; several with commas: an engine for each")
+    kv_dtype: str = knob("auto", "keys and values: `auto`, as the weights, or `int8`, half of bf16's memory")
     resume_grace_s: float = knob(10.0, "how long the row of a vanished caller is kept; 0: it ends at once")
     connect_deadline_s: float = knob(15.0, "how long a lease may wait for its caller's media")
 
@@ -57,6 +58,8 @@ class EngineSettings:
         _at_least("phases", self.phases, 1)
         _at_least("resume_grace_s", self.resume_grace_s, 0)
         _at_least("connect_deadline_s", self.connect_deadline_s, 0)
+        if self.kv_dtype not in ("auto", "int8"):
+            raise RequestError(f"kv_dtype must be auto or int8, not {self.kv_dtype!r}", param="kv_dtype")
         if not all(self.devices):
             raise RequestError(f"device must name devices with commas between, not {self.device!r}", param="device")
 

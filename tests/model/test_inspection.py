@@ -31,7 +31,8 @@ def test_steps_voices_codec_and_memory_are_reported(directory: Path) -> None:
     assert "[384, 8]: 16 depformer steps, 8 of them are run" in one(found, "depformer.layers.0").text
     assert "8 embeddings in float32, the first 0.0000 of its length" in one(found, "voice NATF0").text
     assert one(found, "voice NATM0").good
-    assert "memory on a GPU, bfloat16: weights of" in one(found, "memory on a GPU").text
+    assert "weights of" in one(found, "memory on a GPU, bfloat16:").text
+    assert "weights of" in one(found, "memory on a GPU, bfloat16 with keys of int8:").text
 
 
 def test_a_codec_that_says_other_codes_for_silence_than_the_model_was_taught_is_found(directory: Path) -> None:

@@ -16,12 +16,13 @@ from webrtc_duplex.model.streaming import tensors
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def test_the_plan_equals_what_is_then_allocated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+def test_the_plan_equals_what_is_then_allocated(tmp_path: Path, kv_dtype: torch.dtype | None) -> None:
     checkpoint = open_checkpoint(personaplex_directory(tmp_path))
-    plan = plan_memory(checkpoint.lm, checkpoint.mimi, CPU, torch.float32)
+    plan = plan_memory(checkpoint.lm, checkpoint.mimi, CPU, torch.float32, kv_dtype)
     lm, mimi = load_lm(checkpoint, CPU, torch.float32), load_mimi(checkpoint, CPU)
     assert plan.weights == sum(tensor.nbytes for module in (lm, mimi) for tensor in module.parameters())
-    state = PersonaPlex(lm, mimi).allocate(rows=5)
+    state = PersonaPlex(lm, mimi).allocate(5, kv_dtype)
     assert plan.total(5) - plan.total(0) == 5 * plan.row
     assert sum(tensor.nbytes for _, tensor in tensors(state)) == 6 * plan.row
 
@@ -31,6 +32,12 @@ def test_the_released_model_is_counted_as_its_specification_does() -> None:
     assert plan.row == pytest.approx(2999 * 524_288 + 16.5e6, rel=1e-3)
     assert plan.weights == pytest.approx(2 * 7.69e9 + 0.32e9, rel=0.01)  # 8 steps, and a codec without 24 codebooks
     assert 70 < plan.rows_in(141_000_000_000) < 80
+
+
+def test_keys_of_a_byte_take_half_the_room_and_their_scales_a_thirtieth() -> None:
+    plan = plan_memory(LMConfig(), MimiConfig(), CUDA, torch.bfloat16, torch.int8)
+    assert plan.row == pytest.approx(2999 * (262_144 + 8_192) + 16.5e6, rel=1e-3)
+    assert 140 < plan.rows_in(141_000_000_000) < 160
 
 
 def test_an_impossible_number_of_rows_is_refused_with_the_numbers() -> None:

@@ -143,5 +143,9 @@ def _steady_sound(name: str, sound: Tensor, mimi: Mimi, wanted: Sequence[int]) -
 
 
 def _memory(checkpoint: Checkpoint) -> Iterator[Finding]:
-    for device, dtype, name in ((_CUDA, torch.bfloat16, "a GPU, bfloat16"), (_CPU, torch.float32, "the CPU, float32")):
-        yield Finding(True, f"memory on {name}: {plan_memory(checkpoint.lm, checkpoint.mimi, device, dtype)}")
+    for name, device, dtype, kv_dtype in (
+        ("a GPU, bfloat16", _CUDA, torch.bfloat16, None),
+        ("a GPU, bfloat16 with keys of int8", _CUDA, torch.bfloat16, torch.int8),
+        ("the CPU, float32", _CPU, torch.float32, None),
+    ):
+        yield Finding(True, f"memory on {name}: {plan_memory(checkpoint.lm, checkpoint.mimi, device, dtype, kv_dtype)}")

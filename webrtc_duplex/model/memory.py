@@ -46,15 +46,17 @@ class MemoryPlan:
         return f"weights of {_size(self.weights)}, {_size(self.row)} a row, a workspace of {_size(self.workspace)}"
 
 
-def plan_memory(lm: LMConfig, mimi: MimiConfig, device: torch.device, dtype: torch.dtype) -> MemoryPlan:
-    """Count the memory of a model of these sizes."""
+def plan_memory(
+    lm: LMConfig, mimi: MimiConfig, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype | None = None
+) -> MemoryPlan:
+    """Count the memory of a model of these sizes; keys and values as the weights, or int8."""
     language, codec = LM(lm, _META, dtype), Mimi(mimi, _META)
-    state = PersonaPlex(language, codec).allocate(rows=1)  # and the scratch row
+    state = PersonaPlex(language, codec).allocate(1, kv_dtype)  # and the scratch row
     overhead = _CUDA_OVERHEAD if device.type == "cuda" else 0
     return MemoryPlan(
         weights=_bytes(tensor for module in (language, codec) for tensor in module.parameters()),
         row=_bytes(tensor for _, tensor in tensors(state)) // 2,
-        workspace=_prefill_bytes(lm, dtype) + overhead,
+        workspace=_prefill_bytes(lm, dtype, state.lm.temporal.rings.layers[0].dtype) + overhead,
     )
 
 
@@ -68,12 +70,14 @@ def available_bytes(device: torch.device) -> int:
     raise CheckpointError("/proc/meminfo does not tell how much memory is free")
 
 
-def _prefill_bytes(lm: LMConfig, dtype: torch.dtype) -> int:
-    """The most that one layer holds at once while half a window of columns runs through it."""
+def _prefill_bytes(lm: LMConfig, dtype: torch.dtype, attended: torch.dtype) -> int:
+    """The most that one layer holds at once while half a window of columns runs through it.
+
+    What is attended to lies there in `attended` numbers."""
     columns = lm.keys // 2
     wide = columns * (lm.width * 8 + lm.hidden * 3)  # norm in f32, qkv, attended; gate, value, product
     attention = columns * lm.keys + 2 * lm.keys * lm.width  # mask; keys and values put together
-    return (wide + attention) * dtype.itemsize
+    return wide * dtype.itemsize + attention * attended.itemsize
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

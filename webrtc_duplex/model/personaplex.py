@@ -95,9 +95,9 @@ class LM(nn.Module):
         """How the released tensors fill the parameters."""
         return under("temporal", self.temporal.pieces()) + under("depformer", self.depformer.pieces())
 
-    def allocate(self, rows: int) -> LMState:
-        """State of `rows` fresh rows and the scratch row, where the weights are."""
-        device, dtype = self.late.device, self.temporal.table.dtype
+    def allocate(self, rows: int, kv_dtype: torch.dtype | None = None) -> LMState:
+        """State of `rows` fresh rows and the scratch row, where the weights are; keys as the weights, or int8."""
+        device, dtype = self.late.device, kv_dtype or self.temporal.table.dtype
         return LMState(
             temporal=TemporalState.allocate(self.config, rows, device, dtype),
             own=torch.zeros(rows + 1, 1 + CODEBOOKS, dtype=torch.int64, device=device),
@@ -198,9 +198,9 @@ class PersonaPlex:
     lm: LM
     mimi: Mimi
 
-    def allocate(self, rows: int) -> ModelState:
-        """State of `rows` fresh rows and the scratch row."""
-        return ModelState(self.mimi.allocate(rows), self.lm.allocate(rows))
+    def allocate(self, rows: int, kv_dtype: torch.dtype | None = None) -> ModelState:
+        """State of `rows` fresh rows and the scratch row; the language model's keys as its weights, or int8."""
+        return ModelState(self.mimi.allocate(rows), self.lm.allocate(rows, kv_dtype))
 
     def say_last(self, prompt: PromptColumns, row: int, state: ModelState) -> None:
         """Decode the prompt's last frame, unheard, so that the first live one follows on it as in the reference.

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ LANE_COUNTS = (4, 8, 16, 32, 64, 128)
 
 CUDA_LANE_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Lanes of a captured step: one graph each."""
+
+KV_DTYPES = {"auto": None, "int8": torch.int8}
+"""What the language model's keys and values are kept in, by the names of the setting; auto: as the weights."""
 
 PROMPT_CACHE_BYTES = 1 << 30
 
@@ -176,6 +179,7 @@ class PersonaPlexRunner:
         rows: int,
         cache_bytes: int = PROMPT_CACHE_BYTES,
         lane_counts: Sequence[int] | None = None,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         self.rows = rows
         self.card = prompts.card()
@@ -183,7 +187,7 @@ class PersonaPlexRunner:
         """Codes that the last step's rows said, [n, 8]; for who writes them down."""
         self._model = model
         self._prompts = prompts
-        self.state = model.allocate(rows)
+        self.state = model.allocate(rows, kv_dtype)
         self._ages = np.zeros((rows + 1, 2), np.int64)  # columns and frames of each row
         self._hot = np.zeros(rows + 1, np.bool_)  # whether the row's call is sampled, not greedy
         self._openings: dict[int, Opening] = {}
@@ -305,7 +309,7 @@ class PersonaPlexRunner:
         self.prefill(self.rows, self.begin(self.rows, Prompt()))
 
 
-def load_runner(model: str, rows: int, device: str) -> PersonaPlexRunner | EchoRunner:
+def load_runner(model: str, rows: int, device: str, kv_dtype: str = "auto") -> PersonaPlexRunner | EchoRunner:
     """Load `echo`, `tiny`, the directory of a checkpoint or a hub id, for so many rows.
 
     Raises CheckpointError with what is wrong with it, also where it would not fit into memory (before it is loaded),
@@ -313,8 +317,8 @@ def load_runner(model: str, rows: int, device: str) -> PersonaPlexRunner | EchoR
     """
     if model == "echo":
         return EchoRunner(rows)
-    checkpoint, where, dtype = _choose(model, device)
-    plan = _plan(checkpoint, where, dtype)
+    chosen = Placement.choose(model, device, kv_dtype)
+    checkpoint, where, plan = chosen.checkpoint, chosen.device, chosen.plan()
     logger.info("memory of %s for %d rows: %s", checkpoint.name, rows, plan)
     plan.require(rows, available_bytes(where))
     if where.type == "cuda":
@@ -323,23 +327,38 @@ def load_runner(model: str, rows: int, device: str) -> PersonaPlexRunner | EchoR
     else:
         torch.set_num_threads(1)  # the other cores are the servers'; and a call's bits must not depend on their number
     prompter = Prompter(checkpoint, read_voices(checkpoint.directory, voice_model(checkpoint)))
-    personaplex = PersonaPlex(load_lm(checkpoint, where, dtype), load_mimi(checkpoint, where))
-    return PersonaPlexRunner(personaplex, prompter, rows)
+    personaplex = PersonaPlex(load_lm(checkpoint, where, chosen.dtype), load_mimi(checkpoint, where))
+    return PersonaPlexRunner(personaplex, prompter, rows, kv_dtype=chosen.kv_dtype)
 
 
-def rows_in_memory(model: str, device: str) -> int:
+def rows_in_memory(model: str, device: str, kv_dtype: str = "auto") -> int:
     """How many rows of this model fit into the memory that is free; raises CheckpointError if none does."""
-    checkpoint, where, dtype = _choose(model, device)
-    plan, available = _plan(checkpoint, where, dtype), available_bytes(where)
+    chosen = Placement.choose(model, device, kv_dtype)
+    plan, available = chosen.plan(), available_bytes(chosen.device)
     plan.require(1, available)
     return plan.rows_in(available)
 
 
-def _choose(model: str, device: str) -> tuple[Checkpoint, torch.device, torch.dtype]:
-    """The checkpoint, where it is to run, and in which numbers."""
-    where = _device(device)
-    checkpoint = open_checkpoint(TINY if model == "tiny" else find_checkpoint(model))
-    return checkpoint, where, torch.float32 if where.type == "cpu" else torch.bfloat16
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A checkpoint, where it is to run, and in which numbers."""
+
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype | None
+
+    @classmethod
+    def choose(cls, model: str, device: str, kv_dtype: str) -> Self:
+        """Raises CheckpointError or RequestError."""
+        where = _device(device)
+        checkpoint = open_checkpoint(TINY if model == "tiny" else find_checkpoint(model))
+        dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
+        return cls(checkpoint, where, dtype, KV_DTYPES[kv_dtype])
+
+    def plan(self) -> MemoryPlan:
+        """What it will need of memory."""
+        return plan_memory(self.checkpoint.lm, self.checkpoint.mimi, self.device, self.dtype, self.kv_dtype)
 
 
 def _device(name: str) -> torch.device:
@@ -350,7 +369,3 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RequestError(f"there is no {name} here: torch sees {torch.cuda.device_count()} GPUs", param="device")
     return device
-
-
-def _plan(checkpoint: Checkpoint, where: torch.device, dtype: torch.dtype) -> MemoryPlan:
-    return plan_memory(checkpoint.lm, checkpoint.mimi, where, dtype)
