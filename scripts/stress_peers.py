@@ -41,14 +41,16 @@ from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
+from typing import Self
 
 import av
 import numpy as np
+import uvloop
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_FRAME, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, Pcm  # noqa: E402
+from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_FRAME, FRAME_S, SAMPLE_RATE, Pcm  # noqa: E402
 from webrtc_duplex.client.call import Call, ReceivedPacket, Route, connect  # noqa: E402
 from webrtc_duplex.client.timeline import TAIL_S, Count, Heard, Unwrapper, count  # noqa: E402
 from webrtc_duplex.errors import DuplexError  # noqa: E402
@@ -62,7 +64,7 @@ ADMISSION_S = 60.0
 START_IN_S = 1.0
 PATIENCE_S = 60.0
 """With a caller's process that should have said something."""
-OFFSET_S = 0.37
+OFFSET_CHUNKS = 19
 """Each caller begins so much later in the recording, lest all of them say the same at once."""
 LAST_WORD_S = 1.1
 """The server says once a second how a call fares."""
@@ -156,15 +158,39 @@ class Report:
 # ---- the recording
 
 
-def read_speech(path: Path | None) -> Pcm:
-    """The recording at 24 kHz mono; without one, a caller who hums in phrases."""
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """Whole chunks of 24 kHz mono, as sound [n * 480] and as packets: encoded once, so that callers cost little."""
+
+    pcm: Pcm
+    packets: Sequence[bytes]
+
+    @classmethod
+    def of(cls, pcm: Pcm) -> Self:
+        """Whatever is left of a last chunk is not said."""
+        encoder, chunks = Encoder(), pcm[: len(pcm) // CHUNK_SAMPLES * CHUNK_SAMPLES].reshape(-1, CHUNK_SAMPLES)
+        return cls(chunks.reshape(-1), [encoder.encode(chunk) for chunk in chunks])
+
+    @property
+    def frames(self) -> int:
+        return len(self.packets) // CHUNKS_PER_FRAME
+
+    def share_of(self, caller: int, frames: int) -> "Speech":
+        """What this caller says: so many frames of the recording, from a place of its own, going round."""
+        places = (caller * OFFSET_CHUNKS + np.arange(frames * CHUNKS_PER_FRAME)) % len(self.packets)
+        chunks = self.pcm.reshape(-1, CHUNK_SAMPLES)
+        return Speech(chunks[places].reshape(-1), [self.packets[int(place)] for place in places])
+
+
+def read_speech(path: Path | None) -> Speech:
+    """The recording; without one, a caller who hums in phrases."""
     if path is None:
-        return hum(20.0)
+        return Speech.of(hum(20.0))
     resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
     with av.open(str(path)) as file:
         pieces = [out.to_ndarray()[0] for frame in file.decode(audio=0) for out in resampler.resample(frame)]
         pieces += [out.to_ndarray()[0] for out in resampler.resample(None)]
-    return np.concatenate(pieces).astype(np.int16)
+    return Speech.of(np.concatenate(pieces).astype(np.int16))
 
 
 def hum(seconds: float) -> Pcm:
@@ -180,13 +206,6 @@ def default_speech() -> Path | None:
     shared = Path(os.environ.get("WEBRTC_DUPLEX_SHARED", ROOT.parent / "shared"))
     path = shared / "data" / "speech" / "human_assistant_40s.wav"
     return path if path.is_file() else None
-
-
-def share_of(speech: Pcm, caller: int, frames: int) -> Pcm:
-    """What this caller says: so many frames of the recording, from a place of its own, going round."""
-    start = round(caller * OFFSET_S * SAMPLE_RATE)
-    places = (start + np.arange(frames * CHUNKS_PER_FRAME * CHUNK_SAMPLES)) % len(speech)
-    return speech[places]
 
 
 # ---- one caller
@@ -206,14 +225,10 @@ class Visit:
     """One call of a caller's: what was said from when on, and what was met."""
 
     outcome: Outcome
-    said: Pcm
+    said: Speech
     notes: Notes = field(default_factory=Notes)
     start: float | None = None
     """None for a call that never came about."""
-
-    @property
-    def frames(self) -> int:
-        return len(self.said) // FRAME_SAMPLES
 
 
 class Start:
@@ -237,10 +252,10 @@ class Start:
         self._given.set()
 
 
-def call_in_process(plan: Plan, callers: Sequence[int], speech: Pcm, core: int, pipe: Connection) -> None:
+def call_in_process(plan: Plan, callers: Sequence[int], speech: Speech, core: int, pipe: Connection) -> None:
     """A process of callers: says when they are in, waits for the start, says when they have done, reports all."""
     os.sched_setaffinity(0, {core})
-    visits = asyncio.run(_call_all(plan, callers, speech, pipe))
+    visits = uvloop.run(_call_all(plan, callers, speech, pipe))
     pipe.send("done")
     stalls = pipe.recv()
     for visit in visits:
@@ -249,19 +264,19 @@ def call_in_process(plan: Plan, callers: Sequence[int], speech: Pcm, core: int, 
     pipe.send([visit.outcome for visit in visits])
 
 
-async def _call_all(plan: Plan, callers: Sequence[int], speech: Pcm, pipe: Connection) -> list[Visit]:
+async def _call_all(plan: Plan, callers: Sequence[int], speech: Speech, pipe: Connection) -> list[Visit]:
     start = Start(len(callers))
     tasks = [asyncio.create_task(_keep_calling(plan, caller, speech, start)) for caller in callers]
     await start.give(pipe)
     return [visit for visits in await asyncio.gather(*tasks) for visit in visits]
 
 
-async def _keep_calling(plan: Plan, caller: int, speech: Pcm, start: Start) -> list[Visit]:
+async def _keep_calling(plan: Plan, caller: int, speech: Speech, start: Start) -> list[Visit]:
     """One call for the whole run; with churn, one after the other."""
     if plan.ramp:
         await asyncio.sleep(caller / plan.ramp)
     random = Random(caller)
-    first = Visit(Outcome(caller), share_of(speech, caller, _stay(plan, random, plan.frames)))
+    first = Visit(Outcome(caller), speech.share_of(caller, _stay(plan, random, plan.frames)))
     await _visit(plan, first, start)
     visits = [first]
     end = start.at + plan.frames * FRAME_S
@@ -269,7 +284,7 @@ async def _keep_calling(plan: Plan, caller: int, speech: Pcm, start: Start) -> l
         if visits[-1].start is None:
             await asyncio.sleep(TRY_AGAIN_S)
         frames = _stay(plan, random, left)
-        visits.append(Visit(Outcome(caller, len(visits)), share_of(speech, caller + len(visits), frames)))
+        visits.append(Visit(Outcome(caller, len(visits)), speech.share_of(caller + len(visits), frames)))
         await _visit(plan, visits[-1], None)
     return visits
 
@@ -293,8 +308,7 @@ async def _visit(plan: Plan, visit: Visit, start: Start | None) -> None:
 
 async def _call(plan: Plan, visit: Visit, start: Start | None) -> None:
     """Call, say it all from the start on (without one, at once), and hear it out."""
-    encoder, outcome, notes = Encoder(), visit.outcome, visit.notes
-    chunks = visit.said.reshape(-1, CHUNK_SAMPLES)
+    outcome, notes, packets = visit.outcome, visit.notes, visit.said.packets
     began = time.monotonic()
     async with (
         _route(plan, outcome.caller) as route,
@@ -310,11 +324,11 @@ async def _call(plan: Plan, visit: Visit, start: Start | None) -> None:
             await start.ready()
             visit.start = start.at
         await asyncio.sleep(visit.start - time.monotonic())
-        for chunk in chunks:  # the microphone paces them
-            await call.send_packet(encoder.encode(chunk))
-        await asyncio.sleep(visit.start + visit.frames * FRAME_S + TAIL_S - time.monotonic())
+        for packet in packets:  # the microphone paces them
+            await call.send_packet(packet)
+        await asyncio.sleep(visit.start + visit.said.frames * FRAME_S + TAIL_S - time.monotonic())
         outcome.rtt_s = await call.rtt_s()
-        outcome.said_at = (call.sent_at or visit.start) - (len(chunks) - 1) * CHUNK_S
+        outcome.said_at = (call.sent_at or visit.start) - (len(packets) - 1) * CHUNK_S
         outcome.error = "the call ended before its time" if call.over.is_set() else None
         await asyncio.sleep(LAST_WORD_S)
         for task in listening:
@@ -324,11 +338,11 @@ async def _call(plan: Plan, visit: Visit, start: Start | None) -> None:
 def _count(plan: Plan, visit: Visit, stalls: list[tuple[float, float]]) -> None:
     outcome, start = visit.outcome, visit.start or 0.0
     sounds = decoded(visit.notes.packets)
-    outcome.counted = count(sounds, start, visit.frames, stalls)
-    counts = _counts_around(visit.notes.underruns, start, start + visit.frames * FRAME_S + TAIL_S)
+    outcome.counted = count(sounds, start, visit.said.frames, stalls)
+    counts = _counts_around(visit.notes.underruns, start, start + visit.said.frames * FRAME_S + TAIL_S)
     outcome.underruns = counts[-1] - counts[0]
     outcome.underruns_together = max(later - earlier for earlier, later in pairwise([*counts, counts[-1]]))
-    outcome.echo_s = echo_delay(visit.said, outcome.said_at, sounds) if plan.echo else None
+    outcome.echo_s = echo_delay(visit.said.pcm, outcome.said_at, sounds) if plan.echo else None
 
 
 @asynccontextmanager
@@ -421,16 +435,18 @@ def children_of(pid: int) -> list[int]:
 
 @dataclass(slots=True)
 class Meter:
-    """CPU time of a server of ours, its media workers and its engines, from `begin` on."""
+    """CPU time of a server of ours, its media workers and its engines, and of the callers, from `begin` on."""
 
     server: int | None
+    callers: Sequence[int] = ()
     _begun: dict[int, tuple[str, float]] = field(default_factory=dict)
     _at: float = 0.0
 
     def begin(self) -> None:
         self._at = time.monotonic()
-        if self.server is not None:
-            self._begun = {pid: (_kind(pid), cpu_seconds(pid)) for pid in [self.server, *children_of(self.server)]}
+        servers = [] if self.server is None else [self.server, *children_of(self.server)]
+        kinds = {pid: _kind(pid) for pid in servers} | dict.fromkeys(self.callers, "callers")
+        self._begun = {pid: (kind, cpu_seconds(pid)) for pid, kind in kinds.items()}
 
     def read(self) -> dict[str, float]:
         """Shares of a core, by kind of process: `server` is the front and its workers together."""
@@ -500,14 +516,16 @@ class Worker:
         processes = multiprocessing.get_context("forkserver")
         processes.set_forkserver_preload(["webrtc_duplex.client.call", "webrtc_duplex.client.timeline"])
         self.pipe, theirs = processes.Pipe()
-        processes.Process(target=target, args=(*arguments, theirs), daemon=True).start()
+        process = processes.Process(target=target, args=(*arguments, theirs), daemon=True)
+        process.start()
         theirs.close()
+        self.pid = process.pid or 0
 
 
 class Peers(Worker):
     """A process of callers. `outcomes` are there once it has failed or come to its end."""
 
-    def __init__(self, plan: Plan, callers: Sequence[int], speech: Pcm, core: int) -> None:
+    def __init__(self, plan: Plan, callers: Sequence[int], speech: Speech, core: int) -> None:
         super().__init__(call_in_process, plan, callers, speech, core)
         self.callers = callers
         self.core = core
@@ -532,7 +550,7 @@ class Peers(Worker):
         return [Outcome(caller, error="its process said nothing in time") for caller in self.callers]
 
 
-def run(plan: Plan, peers: int, speech: Pcm, meter: Meter, together: int = 1) -> Report:
+def run(plan: Plan, peers: int, speech: Speech, meter: Meter, together: int = 1) -> Report:
     """Admit everybody, start everybody, and gather what each met; so many callers share a process."""
     cores = sorted(os.sched_getaffinity(0))
     probes = {core: Worker(probe, core) for core in cores}
@@ -541,6 +559,7 @@ def run(plan: Plan, peers: int, speech: Pcm, meter: Meter, together: int = 1) ->
     give_up = time.monotonic() + ADMISSION_S + (peers / plan.ramp if plan.ramp else 0.0)
     with progress(plan.url):
         admitted = [peer for peer in callers if peer.says("in", give_up - time.monotonic())]
+        meter.callers = [peer.pid for peer in admitted]
         meter.begin()
         start = time.monotonic() + START_IN_S
         for peer in admitted:
@@ -597,8 +616,11 @@ def table(report: Report) -> str:
     lines += summary(report.outcomes)
     passed = [sum(o.passes_driver for o in report.outcomes), sum(o.passes_ours for o in report.outcomes)]
     lines.append(f"{passed[0]} of {len(report.outcomes)} pass by the driver's rule, {passed[1]} by ours")
-    names = {"server": "Server CPU", "engine": "Engine CPU"}
-    lines += [f"{name}: {report.load[key]:.0%} of a core" for key, name in names.items() if key in report.load]
+    names = {"server": "Server CPU", "engine": "Engine CPU", "callers": "Callers' CPU"}
+    peers = len({outcome.caller for outcome in report.outcomes})
+    for key, name in names.items():
+        if share := report.load.get(key):
+            lines.append(f"{name}: {share:.0%} of a core, {1000 * share / peers:.1f} ms per caller and second")
     lines.append(f"Load average: {report.load.get('load', 0.0):.1f}")
     return "\n".join(lines)
 
@@ -679,7 +701,7 @@ def main() -> int:
     return 0 if report.passed else 1
 
 
-def _run_against(options: argparse.Namespace, url: str, speech: Pcm, meter: Meter) -> Report:
+def _run_against(options: argparse.Namespace, url: str, speech: Speech, meter: Meter) -> Report:
     network = (options.network, options.network_down)
     echo = model_name(url) == "echo"
     wishes = (options.voice, options.instructions)

@@ -15,11 +15,11 @@ from scripts.stress_peers import (
     Outcome,
     Plan,
     Report,
+    Speech,
     _counts_around,
     _stay,
     echo_delay,
     hum,
-    share_of,
     summary,
     table,
 )
@@ -83,9 +83,17 @@ def test_the_delay_of_an_echo_is_found() -> None:
 
 
 def test_callers_say_different_things() -> None:
-    speech = hum(10.0)
-    assert len(share_of(speech, 0, 10)) == 10 * 1920
-    assert not np.array_equal(share_of(speech, 0, 10), share_of(speech, 1, 10))
+    speech = Speech.of(hum(10.0))
+    one, other = speech.share_of(0, 10), speech.share_of(1, 10)
+    assert (len(one.pcm), len(one.packets), one.frames) == (10 * 1920, 40, 10)
+    assert not np.array_equal(one.pcm, other.pcm)
+
+
+def test_a_caller_who_has_said_all_begins_again_with_the_packets_of_the_same_sound() -> None:
+    speech = Speech.of(hum(1.0))
+    share = speech.share_of(0, 25)
+    assert np.array_equal(share.pcm[24_000:], speech.pcm[:24_000])
+    assert share.packets[50:] == speech.packets
 
 
 def test_a_caller_who_was_refused_has_a_line_too() -> None:
