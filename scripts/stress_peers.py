@@ -13,7 +13,8 @@ its own count it is taken off. A caller passes
 - by ours: at most 1 frame missing, and no gap in a voice longer than 60 ms.
 
 With `--churn 0.05` a twentieth of the callers leave every second and others come in their place; every visit is counted
-by itself, by the same rules, and callers hum, so that each has something to say.
+by itself, by the same rules, and callers hum, so that each has something to say. With `--kill-worker 10` a media worker
+is killed after ten seconds; its callers are to lose their calls, with a reason, and all others are judged as ever.
 
 The exit code is 0 only if every caller passes by both. On each core a probe looks whether the machine itself stalls;
 what was due while it did is excused, and counted apart.
@@ -43,6 +44,7 @@ from pathlib import Path
 from random import Random
 from typing import Self
 
+import aiohttp
 import av
 import numpy as np
 import uvloop
@@ -58,6 +60,9 @@ from webrtc_duplex.media.opus import RTP_CLOCK, Decoder, Encoder  # noqa: E402
 
 DRIVER_DEFICIT, DRIVER_VOICED_S = 4, 0.4
 OUR_DEFICIT, OUR_GAP_S = 1, 0.06
+
+LOST = "call_lost"
+"""What is said of a call whose worker has died."""
 
 ADMISSION_S = 60.0
 """So long all callers together may take to get in."""
@@ -150,9 +155,18 @@ class Report:
     load: dict[str, float] = field(default_factory=dict)
     """Share of one core that each process of ours used while calls were counted; and the machine's load."""
 
+    killed: bool = False
+    """Whether a media worker was, on purpose: then its callers, and only they, are to lose their calls."""
+
+    @property
+    def lost(self) -> list[Outcome]:
+        """Calls that ended with their worker."""
+        return [outcome for outcome in self.outcomes if self.killed and outcome.error == LOST]
+
     @property
     def passed(self) -> bool:
-        return bool(self.outcomes) and all(o.passes_driver and o.passes_ours for o in self.outcomes)
+        kept = [outcome for outcome in self.outcomes if outcome not in self.lost]
+        return bool(kept) and all(o.passes_driver and o.passes_ours for o in kept) and bool(self.lost) == self.killed
 
 
 # ---- the recording
@@ -300,7 +314,7 @@ async def _visit(plan: Plan, visit: Visit, start: Start | None) -> None:
     """Call, and write down what went wrong; `start` is waited for in any case."""
     try:
         await _call(plan, visit, start)
-    except (DuplexError, OSError, TimeoutError) as error:
+    except (DuplexError, aiohttp.ClientError, OSError, TimeoutError) as error:
         visit.outcome.error = f"{type(error).__name__}: {error}"
         if start is not None and visit.start is None:
             await start.ready()
@@ -329,10 +343,23 @@ async def _call(plan: Plan, visit: Visit, start: Start | None) -> None:
         await asyncio.sleep(visit.start + visit.said.frames * FRAME_S + TAIL_S - time.monotonic())
         outcome.rtt_s = await call.rtt_s()
         outcome.said_at = (call.sent_at or visit.start) - (len(packets) - 1) * CHUNK_S
-        outcome.error = "the call ended before its time" if call.over.is_set() else None
+        outcome.error = await _ended_because(plan, call)
         await asyncio.sleep(LAST_WORD_S)
         for task in listening:
             task.cancel()
+
+
+async def _ended_because(plan: Plan, call: Call) -> str | None:
+    """Why a call is over that should not be, by its server's word."""
+    headers = {"Authorization": f"Bearer {call.secret}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.get(f"{plan.url}/v1/realtime/calls/{call.id}") as answer,
+    ):
+        told = await answer.json()
+    if answer.status != 200:
+        return str(told["error"]["code"])
+    return told["ended_because"] or ("its connection is over" if call.over.is_set() else None)
 
 
 def _count(plan: Plan, visit: Visit, stalls: list[tuple[float, float]]) -> None:
@@ -458,7 +485,11 @@ class Meter:
 
 
 def _kind(pid: int) -> str:
-    return "engine" if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes() else "server"
+    return "engine" if b"engine_process" in _command(pid) else "server"
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 # ---- a server of our own
@@ -550,8 +581,13 @@ class Peers(Worker):
         return [Outcome(caller, error="its process said nothing in time") for caller in self.callers]
 
 
-def run(plan: Plan, peers: int, speech: Speech, meter: Meter, together: int = 1) -> Report:
-    """Admit everybody, start everybody, and gather what each met; so many callers share a process."""
+def run(
+    plan: Plan, peers: int, speech: Speech, meter: Meter, together: int = 1, kill_after_s: float | None = None
+) -> Report:
+    """Admit everybody, start everybody, and gather what each met; so many callers share a process.
+
+    `kill_after_s`: so long after the start a media worker of the server is killed.
+    """
     cores = sorted(os.sched_getaffinity(0))
     probes = {core: Worker(probe, core) for core in cores}
     groups = [range(first, min(first + together, peers)) for first in range(0, peers, together)]
@@ -564,6 +600,9 @@ def run(plan: Plan, peers: int, speech: Speech, meter: Meter, together: int = 1)
         start = time.monotonic() + START_IN_S
         for peer in admitted:
             peer.pipe.send(start)
+        if kill_after_s is not None:
+            time.sleep(start + kill_after_s - time.monotonic())
+            kill_a_worker(meter.server)
         over = start + plan.frames * FRAME_S + PATIENCE_S
         done = [peer for peer in admitted if peer.says("done", over - time.monotonic())]
     load = meter.read()
@@ -573,7 +612,14 @@ def run(plan: Plan, peers: int, speech: Speech, meter: Meter, together: int = 1)
     for peer in done:
         peer.pipe.send(stalls[peer.core])
         peer.says("", PATIENCE_S)
-    return Report(plan, [outcome for peer in callers for outcome in peer.outcomes], load)
+    outcomes = [outcome for peer in callers for outcome in peer.outcomes]
+    return Report(plan, outcomes, load, killed=kill_after_s is not None)
+
+
+def kill_a_worker(server: int | None) -> None:
+    """The first one of a server of ours that has two or more."""
+    workers = [pid for pid in children_of(server or 0) if b"worker_process" in _command(pid)]
+    os.kill(workers[0], signal.SIGKILL)
 
 
 @contextmanager
@@ -616,6 +662,8 @@ def table(report: Report) -> str:
     lines += summary(report.outcomes)
     passed = [sum(o.passes_driver for o in report.outcomes), sum(o.passes_ours for o in report.outcomes)]
     lines.append(f"{passed[0]} of {len(report.outcomes)} pass by the driver's rule, {passed[1]} by ours")
+    if report.killed:
+        lines.append(f"a media worker was killed, and {len(report.lost)} calls were lost with it")
     names = {"server": "Server CPU", "engine": "Engine CPU", "callers": "Callers' CPU"}
     peers = len({outcome.caller for outcome in report.outcomes})
     for key, name in names.items():
@@ -686,7 +734,10 @@ def as_json(report: Report) -> dict[str, object]:
 
 
 def main() -> int:
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    if options.kill_worker is not None and (options.url or options.media_workers < 2):
+        parser.error("--kill-worker wants a server that is started here, with --media-workers 2 or more")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then too
     speech = read_speech(options.wav or (None if options.churn else default_speech()))
     if options.url:
@@ -706,7 +757,7 @@ def _run_against(options: argparse.Namespace, url: str, speech: Speech, meter: M
     echo = model_name(url) == "echo"
     wishes = (options.voice, options.instructions)
     plan = Plan(url, options.frames, *wishes, echo, network, options.ramp, options.churn)
-    return run(plan, options.peers, speech, meter, options.together)
+    return run(plan, options.peers, speech, meter, options.together, options.kill_worker)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -719,6 +770,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--churn", type=float, default=0.0, help="share of the callers who leave every second")
     parser.add_argument("--together", type=int, default=1, help="callers that share a process (default: %(default)s)")
     parser.add_argument("--media-workers", type=int, default=1, help="of the server that is started (default: 1)")
+    parser.add_argument("--kill-worker", type=float, metavar="S", help="kill a media worker so long after the start")
     parser.add_argument("--wav", type=Path, help="what they say (default: a recording beside the repository, or a hum)")
     parser.add_argument("--voice", help="voice to ask for")
     parser.add_argument("--instructions", help="instructions to give")

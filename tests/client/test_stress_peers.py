@@ -64,6 +64,15 @@ def test_a_run_passes_only_if_everyone_does() -> None:
     assert not Report(PLAN, []).passed
 
 
+def test_where_a_worker_was_killed_its_callers_are_to_lose_their_calls_and_the_others_pass() -> None:
+    lost = Outcome(0, error="call_lost")
+    assert Report(PLAN, [outcome(), lost], killed=True).passed
+    assert not Report(PLAN, [outcome(deficit=2), lost], killed=True).passed
+    assert not Report(PLAN, [outcome(), lost]).passed
+    assert not Report(PLAN, [outcome(), outcome()], killed=True).passed
+    assert "1 calls were lost with it" in table(Report(PLAN, [outcome(), lost], killed=True))
+
+
 def test_underruns_are_counted_between_the_words_around_the_run() -> None:
     counts = [(0.5, 3), (1.5, 4), (2.5, 6), (3.5, 9)]
     assert _counts_around(counts, 1.0, 3.0) == [3, 4, 6, 9]
