@@ -73,6 +73,7 @@ def test_every_knob_stands_in_the_table() -> None:
         (["--port", "http"], {}, "--port must be a whole number, not 'http'"),
         (["--port", "70000"], {}, "port must be between 0 and 65535, not 70000"),
         (["--rows", "0"], {}, "rows must be at least 1, not 0"),
+        (["--kv-dtype", "int4"], {}, "kv_dtype must be auto or int8, not 'int4'"),
         (["--rows", "2.5"], {}, "--rows must be a whole number, not '2.5'"),
         ([], {"WEBRTC_DUPLEX_MEDIA_TIMEOUT_S": "soon"}, "WEBRTC_DUPLEX_MEDIA_TIMEOUT_S must be a number, not 'soon'"),
         (["--resume-grace-s", "nan"], {}, "resume_grace_s must be at least 0, not nan"),
