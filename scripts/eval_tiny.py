@@ -10,6 +10,7 @@ counted as said at the end of frame n.
 
 import argparse
 import json
+import os
 import re
 import wave
 from collections import Counter
@@ -41,7 +42,8 @@ from scripts.train_tiny.sentences import (
 )
 from scripts.train_tiny.voices import AGENT_VOICES, RATE, CallerPool, Sound
 from scripts.train_tiny.work import Work, progress
-from webrtc_duplex.messages import Prompt
+from webrtc_duplex.messages import ModelCard, Prompt
+from webrtc_duplex.model.hub import find_checkpoint
 from webrtc_duplex.model.runner import PersonaPlexRunner, load_runner
 from webrtc_duplex.model.wav import read_wav, to_pcm
 
@@ -53,6 +55,12 @@ PAUSE = 6
 """Frames of silence inside what is still one utterance."""
 ANSWER_S, SLOW_S, STOP_S, GREETING_S = 2.0, 3.1, 0.8, 1.5
 TEXTS = {"assistant": DEFAULT_TEXT, "hotel": HOTEL_TEXT}
+RECORDED = {
+    "human_assistant_40s.wav": ((3.2, 7.7), (21.8, 26.0)),
+    "human_service_20s.wav": ((5.2, 8.4),),
+}
+"""Recordings of people outside the repository, and when they speak, in seconds."""
+SPEECH = Path(os.environ.get("WEBRTC_DUPLEX_SHARED", "../shared")) / "data" / "speech"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ def converse(
     """Call after call in the runner's rows, at once; `echo` is how much of the agent comes back on each line."""
     rows = np.arange(len(lines))
     for row, wish in enumerate(wishes):
-        left = runner.begin(row, Prompt(voice=wish.voice, text=TEXTS[wish.role], seed=wish.seed))
+        left = runner.begin(row, prompt(runner.card, wish))
         while left:
             left = runner.prefill(row, left)
     frames = min(len(line) for line in lines) // FRAME
@@ -108,6 +116,12 @@ def converse(
         heard = np.clip(heard + back * said[max(0, frame - 1)], -32768, 32767).astype(np.int16)
         said[frame + 1], tokens[frame + 1], _ = runner.step(rows, heard)
     return [_heard(runner, said[:, row], tokens[:, row]) for row in rows]
+
+
+def prompt(card: ModelCard, wish: Wish) -> Prompt:
+    """The wish, as far as the model takes prompts."""
+    voice = wish.voice if wish.voice in card.voices else None
+    return Prompt(voice=voice, text=TEXTS[wish.role] if card.takes_text else None, seed=wish.seed)
 
 
 def _heard(runner: PersonaPlexRunner, said: NDArray[np.int16], tokens: NDArray[np.int64]) -> Heard:
@@ -273,11 +287,15 @@ def speech_figures(calls_heard: Sequence[Heard], limit: int = 60) -> dict[str, o
     }
 
 
-def recogniser() -> Callable[[Sound], str]:
-    """pocketsphinx with its own open language model: sound at 24 kHz to words."""
+def recogniser(closed: bool = False) -> Callable[[Sound], str]:
+    """pocketsphinx with its own open language model, or `closed` over the agent's sentences: 24 kHz to words."""
     from pocketsphinx import Decoder
 
-    decoder = Decoder(samprate=16_000, loglevel="FATAL")
+    decoder = Decoder(samprate=16_000, loglevel="FATAL", **({"lm": None} if closed else {}))
+    if closed:
+        choice = " | ".join(" ".join(words(sentence.text)) for sentence in agent_sentences())
+        decoder.add_jsgf_string("sentences", f"#JSGF V1.0; grammar sentences; public <one> = {choice};")
+        decoder.activate_search("sentences")
 
     def recognise(pcm: Sound) -> str:
         padded = np.concatenate([np.zeros(3200), resample_poly(pcm, 2, 3), np.zeros(3200)])
@@ -363,7 +381,7 @@ def greetings(
 def codec_figures(work: Work) -> dict[str, object]:
     """The agent's sentences through the shipped codec: open word error rate against the originals'."""
     weights = {name: tensor.float() for name, tensor in torch.load(work.path("codec.pt")).items()}
-    tables, recognise = load_tables(work), recogniser()
+    tables, recognise, choose = load_tables(work), recogniser(), recogniser(closed=True)
     figures: dict[str, object] = {}
     for number, voice in enumerate(AGENT_VOICES):
         errors, total = [0, 0], 0
@@ -376,11 +394,55 @@ def codec_figures(work: Work) -> dict[str, object]:
             wanted = words(text)
             total += len(wanted)
             for k, pcm in enumerate((original, decoded)):
-                found = recognise(pcm)
-                errors[k] += round(_distance(wanted, words(found)) * len(wanted))
-                known += k == 1 and closest(found) == text
-        figures[voice] = {"wer_original": errors[0] / total, "wer_decoded": errors[1] / total, "nearest": known}
+                errors[k] += round(_distance(wanted, words(recognise(pcm))) * len(wanted))
+            known += choose(pcm).split() == wanted
+        figures[voice] = {
+            "sentences": len(tables.sentences[voice]),
+            "wer_original": errors[0] / total,
+            "wer_decoded": errors[1] / total,
+            "known_of_the_closed_set": known,
+        }
     return figures
+
+
+# ---- the machine, and people
+
+
+def speed(directory: Path) -> dict[str, object]:
+    """Milliseconds of CPU time a frame, ours and moshi's on the same weights in one run, by rows."""
+    from scripts.bench_engine import Size, compare_steps
+
+    lm, mimi = (json.loads((directory / name).read_text()) for name in ("config.json", "mimi_config.json"))
+    size = Size("tiny", lm, mimi, directory / "model.safetensors", directory / "mimi.safetensors")
+    rows = (1, 8)
+    lines = compare_steps(size, rows, frames=40)
+    return {
+        f"{count} rows": {"ours_ms": line.ours_ms, "moshi_ms": line.other_ms, "ratio": line.ratio}
+        for count, line in zip(rows, lines, strict=True)
+    }
+
+
+def people(runner: PersonaPlexRunner, folder: Path, seeds: Sequence[int]) -> dict[str, object]:
+    """The recorded callers' turns, whose times are known, each recording begun late by a chance."""
+    sums, replies = TurnFigures(), []
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        for name, spans in RECORDED.items():
+            late = int(rng.integers(0, 25))
+            silence = np.zeros(late * FRAME + int(rng.integers(0, FRAME)), np.float32)
+            pcm = np.concatenate([silence, read_wav(folder / name, RATE), np.zeros(4 * RATE, np.float32)])
+            turns = [
+                Turn(
+                    round((start + len(silence) / RATE) / FRAME_S),
+                    round((end + len(silence) / RATE) / FRAME_S),
+                    FALLBACK,
+                )
+                for start, end in spans
+            ]
+            replies += judge(
+                turns, converse(runner, [pcm], [Wish("assistant", AGENT_VOICES[seed % 2], seed)])[0], "assistant", sums
+            )
+    return {**sums.rates(), "latencies_s": [reply.latency_s for reply in replies]}
 
 
 # ---- one recording
@@ -449,7 +511,7 @@ def timeline(path: Path, caller: Sound, heard: Heard, turns: Sequence[Turn]) -> 
     figure.savefig(path, dpi=110)
 
 
-SECTIONS = ("greetings", "turns", "quiet", "codec")
+SECTIONS = ("greetings", "turns", "quiet", "codec", "people", "speed")
 
 
 def main() -> int:
@@ -461,6 +523,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--only", choices=SECTIONS, nargs="+", default=SECTIONS)
+    parser.add_argument("--speech", type=Path, default=SPEECH, help="folder of the recorded people")
     parser.add_argument("--wav", type=Path, nargs="+", default=[], help="recordings of callers, instead")
     parser.add_argument("--out", type=Path, default=Path("build/eval"), help="folder for timelines and stereo WAVs")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -479,6 +542,8 @@ def main() -> int:
             "turns": lambda: turn_taking(runner, CallerPool(work), options.turns, options.seeds),
             "quiet": lambda: quiet_lines(runner, options.minutes, options.seeds[0]),
             "codec": lambda: codec_figures(work),
+            "people": lambda: people(runner, options.speech, options.seeds),
+            "speed": lambda: speed(find_checkpoint(options.model)),
         }
         for name in options.only:
             figures[name] = sections[name]()

@@ -72,7 +72,7 @@ class Callers:
         """A clip a little louder or quieter, and in training of a somewhat larger or smaller speaker."""
         clip = self._pool.sound(int(rng.choice(self._by_intent[intent])))
         if not self._unseen:
-            clip = shift(clip, float(np.exp(rng.uniform(-0.1, 0.1))))
+            clip = shift(clip, float(np.exp(rng.uniform(-0.14, 0.14))))
         return clip * sound.decibels(rng.uniform(-4, 2))
 
     def _first_gap(self, rng: np.random.Generator, gaps: tuple[float, float] | None) -> float:

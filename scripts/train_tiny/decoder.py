@@ -116,14 +116,14 @@ def quiet_loss(y: Tensor, target: Tensor) -> Tensor:
     return (y.abs() * silent).sum() / silent.sum().clamp(min=1)
 
 
-def train(work: Work, steps: int = 12_000, batch: int = 4, peak: float = 6e-4) -> None:
+def train(work: Work, steps: int = 12_000, batch: int = 2, peak: float = 6e-4) -> None:
     """Train; `codec.pt` (averaged weights, decoder rounded to bf16) is written every 250 steps. Resumable."""
     steps, batch = work.scale(steps, 6), work.scale(batch, 1)
     codec = load_codec(work)
     learnt = {name: nn.Parameter(tensor.clone()) for name, tensor in codec.items() if name.startswith(LEARNT)}
     averaged = {name: tensor.detach().clone() for name, tensor in learnt.items()}
     passages, mel = Passages(work, load_tables(work)), MelLoss()
-    optimiser = torch.optim.AdamW(learnt.values(), peak, betas=(0.8, 0.99), weight_decay=0.0)
+    optimiser = torch.optim.AdamW(learnt.values(), peak, betas=(0.8, 0.99), weight_decay=0.0, fused=True)
     checkpoints = Checkpoints(work, "decoder")
     both = learnt | {f"averaged.{name}": tensor for name, tensor in averaged.items()}
     start = checkpoints.resume(both, {"optimiser": optimiser})

@@ -351,7 +351,7 @@ def train(work: Work, steps: int = 6000, batch: int = 4, peak: float = 1.2e-3) -
     matrices = [p for p in weights.values() if p.dim() == 2]
     others = [p for p in [*weights.values(), *judge.parameters()] if p.dim() != 2 or p is judge.weight]
     optimiser = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}], peak, betas=(0.9, 0.98)
+        [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}], peak, betas=(0.9, 0.98), fused=True
     )
     checkpoints = Checkpoints(work, "lm")
     start = checkpoints.resume(weights, {"optimiser": optimiser, "judge": judge})
