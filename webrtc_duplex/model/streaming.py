@@ -309,6 +309,26 @@ class ChunkWindow:
         return attend(query.transpose(1, 2), seen_keys, seen_values, self.mask).flatten(2)
 
 
+@dataclass(frozen=True, slots=True)
+class KernelChunk:
+    """What `ChunkWindow` does, on the GPU and with nothing left to the host, of pieces that do not pass the ring's end.
+
+    Of its T columns the first `count` are the prompt's.
+    """
+
+    plan: "ops.chunk.ChunkPlan"
+
+    @classmethod
+    def open(cls, positions: Tensor, row: Tensor, count: Tensor, columns: int, ring: Ring, frequencies: Tensor) -> Self:
+        """`count` new positions of `row`, both int64 [1], from its place in `positions` [rows + 1] on."""
+        scratch = len(positions) - 1
+        start = positions.index_select(0, row)
+        return cls(ops.chunk.plan(start, row, count, columns, scratch, ring, frequencies))
+
+    def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
+        return ops.chunk.attend(self.plan, qkv, ring)
+
+
 def rope_frequencies(width: int, max_period: float, device: torch.device) -> Tensor:
     """Radians a position for each adjacent pair of a head: f32 [d / 2], computed in f64."""
     pairs = torch.arange(0, width, 2, dtype=torch.float64)
@@ -392,11 +412,19 @@ class RowImage:
     def put(self, state: object, row: int, used: int) -> None:
         """Make a fresh row what the copied one was."""
         for tensor, copy in zip(_row(state, row, used), self.tensors, strict=True):
-            tensor.copy_(copy)
+            put(tensor, copy)
 
     @property
     def bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def put(tensor: Tensor, copy: Tensor) -> None:
+    """Make a part of a row's state what the copy is; of rings, a few slots of each of many lines."""
+    if ops.usable(tensor) and not tensor.is_contiguous():
+        ops.rows.put(tensor, copy)
+    else:
+        tensor.copy_(copy)
 
 
 def _row(state: object, row: int, used: int | None) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from webrtc_duplex.model.streaming import (
     NO_HINTS,
     ChunkWindow,
     Hints,
+    KernelChunk,
     Ring,
     Rings,
     Window,
@@ -141,6 +142,18 @@ class Temporal(nn.Module):
         hidden = self._run(x[None].clone(), window, state)
         state.position[row] = start + len(x)
         return hidden[0, -1]
+
+    def prefill_piece(self, x: Tensor, state: TemporalState, row: Tensor, count: Tensor) -> Tensor:
+        """`prefill` through kernels, with nothing left to the host: the first `count` of x [T, D] go on where `row` is.
+
+        row and count int64 [1]; x is overwritten; T is a multiple of 64, and the piece must not pass the ring's end.
+        Returns the last one's hidden vector [1, D].
+        """
+        ring = state.rings.layers[0]
+        window = KernelChunk.open(state.position, row, count, len(x), ring, self.frequencies)
+        hidden = self._run(x[None], window, state)
+        state.position.index_add_(0, row, count)
+        return hidden[0].index_select(0, count - 1)
 
     def _run(self, x: Tensor, window: Window, state: TemporalState) -> Tensor:
         for layer, ring in zip(self.layers, state.rings.layers, strict=True):

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from webrtc_duplex.model.kernels import attention
 from webrtc_duplex.model.kernels.attention import Split
-from webrtc_duplex.model.streaming import Ring, Rings, StepWindow, quantised, rope_frequencies, tensors
+from webrtc_duplex.model.streaming import (
+    ChunkWindow,
+    KernelChunk,
+    Ring,
+    Rings,
+    StepWindow,
+    quantised,
+    rope_frequencies,
+    tensors,
+)
 
 ROWS, HEADS, WIDTH, KEYS = 3, 2, 16, 40
 CPU = torch.device("cpu")
@@ -104,6 +113,42 @@ def test_rows_that_are_not_listed_stay_byte_for_byte(dtype: torch.dtype) -> None
     for (name, part), old in zip(tensors(ring), before, strict=True):
         assert torch.equal(part[[0, 2, 3]], old[[0, 2, 3]]), name
         assert not torch.equal(part[1], old[1]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_pieces_of_a_prompt_attend_as_in_plain_torch_and_what_fills_them_up_goes_to_the_scratch_row(
+    dtype: torch.dtype,
+) -> None:
+    """Two pieces in graphs of 64 and 128 columns; the ring's last slots are not reached, as nothing may turn it."""
+    capacity, start = 240, 0
+    whole, twin = (Rings.allocate(2, ROWS, HEADS, capacity, WIDTH, CPU, dtype) for _ in range(2))
+    ring, plain_ring = whole.layers[1], twin.layers[1]
+    positions = torch.zeros(ROWS + 1, dtype=torch.int64)
+    for columns, count in ((64, 41), (128, 99)):
+        qkv = new(1, columns, torch.float32, seed=count)
+        window = KernelChunk.open(positions, torch.tensor([1]), torch.tensor([count]), columns, ring, FREQUENCIES)
+        fast = window.attend(qkv.clone(), ring)
+        plain_window = ChunkWindow.open(1, start, count, plain_ring, FREQUENCIES)
+        plain = plain_window.attend(qkv[:, :count].clone(), plain_ring)
+        torch.testing.assert_close(fast[:, :count], plain, rtol=1e-5, atol=1e-5)
+        start += count
+        positions[1] = start
+    for (name, one), (_, other) in zip(tensors(ring), tensors(plain_ring), strict=True):
+        torch.testing.assert_close(one[:ROWS].float(), other[:ROWS].float(), rtol=1e-5, atol=1e-5, msg=name)
+    assert not any(tensor.any() for _, tensor in tensors(whole.layers[0]))
+
+
+def test_a_piece_sees_the_same_whatever_fills_up_its_graph() -> None:
+    def attended(columns: int, seed: int) -> Tensor:
+        qkv = new(1, columns, torch.float32, seed)
+        qkv[:, :20] = new(1, 20, torch.float32, seed=9)
+        positions = torch.tensor([0, 0, 5, 7])
+        ring = Rings.allocate(1, ROWS, HEADS, 140, WIDTH, CPU, torch.float32).layers[0]
+        window = KernelChunk.open(positions, torch.tensor([2]), torch.tensor([20]), columns, ring, FREQUENCIES)
+        return window.attend(qkv, ring)[:, :20]
+
+    assert torch.equal(attended(64, seed=1), attended(64, seed=2))
+    torch.testing.assert_close(attended(64, seed=1), attended(128, seed=3))
 
 
 def test_keys_and_values_of_a_byte_err_by_less_than_two_percent() -> None:

@@ -21,7 +21,7 @@ from webrtc_duplex.model.kernels.launch import launch
 if TYPE_CHECKING:
     from webrtc_duplex.model.streaming import Ring
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def _append(
 
 
 @triton.jit
-def _tile(cache, scales, x, seen, D: tl.constexpr, BYTES: tl.constexpr):
+def tile(cache, scales, x, seen, D: tl.constexpr, BYTES: tl.constexpr):
     """Slots x of one head: [BLOCK, D] and their scales [BLOCK] (1 where there are none)."""
     tile = tl.load(cache + x[:, None] * D + tl.arange(0, D)[None, :], mask=seen[:, None], other=0.0)
     scale = tl.full(x.shape, 1.0, tl.float32)
@@ -187,14 +187,14 @@ def _split(
             for start in tl.range(first, last, BLOCK, num_stages=STAGES):
                 x = start + tl.arange(0, BLOCK)
                 seen = x < last
-                key, key_scale = _tile(head_keys, head_key_scales, x, seen, D, BYTES)
+                key, key_scale = tile(head_keys, head_key_scales, x, seen, D, BYTES)
                 logit = tl.max(tl.dot(asked16, tl.trans(key.to(asked16.dtype)), out_dtype=tl.float32), 0)  # equal rows
                 logit = tl.where(seen, logit * key_scale * scale, -float("inf"))
                 higher = tl.maximum(greatest, tl.max(logit, 0))
                 shrink, share = tl.exp2(greatest - higher), tl.exp2(logit - higher)
                 weight = weight * shrink + tl.sum(share, 0)
                 greatest = higher
-                value, value_scale = _tile(head_values, head_value_scales, x, seen, D, BYTES)
+                value, value_scale = tile(head_values, head_value_scales, x, seen, D, BYTES)
                 share16 = tl.broadcast_to((share * value_scale)[None, :], (16, BLOCK)).to(asked16.dtype)
                 total16 = tl.dot(share16, value.to(asked16.dtype), total16 * shrink)
             total = tl.max(total16, 0)[None, :]
@@ -207,7 +207,7 @@ def _split(
             slot_totals = tl.zeros((T, BLOCK, D), tl.float32)
             for start in tl.range(first, last, BLOCK, num_stages=STAGES):
                 x = start + tl.arange(0, BLOCK)
-                key, key_scale = _tile(head_keys, head_key_scales, x, x < last, D, BYTES)
+                key, key_scale = tile(head_keys, head_key_scales, x, x < last, D, BYTES)
                 seen = (x < last)[None, :] & ((t[:, None] == T - 1) | (x != newest)[None, :])  # [T, BLOCK]
                 logit = tl.sum(key.to(tl.float32)[None, :, :] * asked32, 2) * (key_scale * scale)[None, :]
                 logit = tl.where(seen, logit, -1e30)
@@ -215,7 +215,7 @@ def _split(
                 shrink, share = tl.exp2(slot_peaks - higher), tl.where(seen, tl.exp2(logit - higher), 0.0)
                 slot_weights = slot_weights * shrink + share
                 slot_peaks = higher
-                value, value_scale = _tile(head_values, head_value_scales, x, x < last, D, BYTES)
+                value, value_scale = tile(head_values, head_value_scales, x, x < last, D, BYTES)
                 part = (share * value_scale[None, :])[:, :, None] * value.to(tl.float32)[None, :, :]
                 slot_totals = slot_totals * shrink[:, :, None] + part
             peaks = tl.max(slot_peaks, 1)
@@ -278,7 +278,7 @@ def plan(
         split=split,
         programs=programs,
     )
-    launch(_turns, (lanes * count,), positions, rows, frequencies, made.turns, made.slots, count, capacity, width)
+    turn(positions, rows, frequencies, made.turns, made.slots, capacity)
     places = triton.next_power_of_2(lanes)
     list_in = (made.lengths, made.items, made.count, len(positions) - 1)
     launch(_plan, (1,), positions, rows, *list_in, lanes, places, count, capacity, chunk, units)
@@ -288,28 +288,46 @@ def plan(
 def attend(plan: Plan, qkv: Tensor, ring: "Ring") -> Tensor:
     """Rotate, append, attend. qkv [B, T, 3, H, d], contiguous -> [B, T, H * d] in its dtype."""
     lanes, count, _, heads, width = qkv.shape
-    capacity, split = plan.capacity, plan.split
+    split = plan.split
     query, out = (qkv.new_empty(lanes, count, heads, width) for _ in range(2))
-    keys, values = ring.keys, ring.values
-    is_bytes = keys.scales is not None
-    scales = (keys.scales, values.scales) if is_bytes else (plan.turns, plan.turns)  # or never read, never written
-    stores = (keys.vectors, values.vectors, *scales)
-    where = (plan.rows, plan.slots)
-    stride = keys.vectors.stride(0)
-    sizes = (heads, width, capacity, count)
-    grid = (lanes * count, heads)
-    launch(_append, grid, qkv, *stores, query, *where, plan.turns, stride, *sizes, is_bytes, num_warps=1)
-
+    append(qkv, query, plan.rows, plan.slots, plan.turns, ring)
     whole = plan.units == 1
     parts = out if whole else plan.turns.new_empty(lanes, count, heads, plan.units, width)
     sums = plan.turns if whole else plan.turns.new_empty(lanes, count, heads, plan.units, 2)
-    work = (plan.lengths, plan.items, plan.count, stride, width**-0.5 * _LOG2_E)
-    cut = (plan.chunk, plan.units, plan.programs, split.dot, split.block, split.stages, is_bytes)
+    work = (plan.rows, plan.slots, plan.lengths, plan.items, plan.count)
+    scale = (ring.keys.vectors.stride(0), width**-0.5 * LOG2_E)
+    sizes = (heads, width, plan.capacity, count, plan.chunk, plan.units, plan.programs)
+    how = (split.dot, split.block, split.stages, ring.keys.scales is not None)
     options = {"num_warps": split.warps, "num_stages": split.stages}
-    launch(_split, (plan.programs,), query, *stores, parts, sums, *where, *work, *sizes, *cut, **options)
+    launch(_split, (plan.programs,), query, *stores(ring), parts, sums, *work, *scale, *sizes, *how, **options)
     if not whole:
+        grid = (lanes * count, heads)
         launch(_combine, grid, parts, sums, out, plan.lengths, heads, width, count, plan.chunk, plan.units, num_warps=1)
     return out.flatten(2)
+
+
+def turn(positions: Tensor, rows: Tensor, frequencies: Tensor, turns: Tensor, slots: Tensor, capacity: int) -> None:
+    """Fill slots [B, T] and turns [B, T, 2, d / 2] of the T positions from positions[row] on, for each of rows [B]."""
+    grid = (slots.numel(),)
+    launch(_turns, grid, positions, rows, frequencies, turns, slots, slots.shape[1], capacity, 2 * len(frequencies))
+
+
+def append(qkv: Tensor, query: Tensor, rows: Tensor, slots: Tensor, turns: Tensor, ring: "Ring") -> None:
+    """Turn the queries of qkv [B, T, 3, H, d] into `query`, its keys too, and write keys and values to `slots` [B, T]
+    of `rows` [B]."""
+    heads, width = qkv.shape[3:]
+    sizes = (heads, width, ring.capacity, slots.shape[1], ring.keys.scales is not None)
+    stride = ring.keys.vectors.stride(0)
+    grid = (slots.numel(), heads)
+    launch(_append, grid, qkv, *stores(ring), query, rows, slots, turns, stride, *sizes, num_warps=1)
+
+
+def stores(ring: "Ring") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys, values, and their scales; where they are no bytes something that is neither read nor written."""
+    keys, values = ring.keys, ring.values
+    if keys.scales is None or values.scales is None:
+        return keys.vectors, values.vectors, keys.vectors, values.vectors
+    return keys.vectors, values.vectors, keys.scales, values.scales
 
 
 def programs_for(device: torch.device, split: Split) -> int:

@@ -11,9 +11,9 @@ from torch import Tensor
 TRITON = find_spec("triton") is not None
 
 if TRITON:
-    from webrtc_duplex.model.kernels import attention, convolution, pointwise, sampler
+    from webrtc_duplex.model.kernels import attention, chunk, convolution, pointwise, rows, sampler
 
-__all__ = ["TRITON", "attention", "convolution", "pointwise", "sampler", "usable"]
+__all__ = ["TRITON", "attention", "chunk", "convolution", "pointwise", "rows", "sampler", "usable"]
 
 
 def usable(x: Tensor) -> bool:
