@@ -57,6 +57,20 @@ def test_rows_may_be_measured() -> None:
     assert settings.read(flags("--rows", "auto"), {}).engine.rows is None
 
 
+@pytest.mark.parametrize(
+    ("arguments", "workers"),
+    [
+        (["--rows", "60"], 1),
+        (["--rows", "61"], 2),
+        (["--rows", "64", "--device", "cuda:0,cuda:1"], 3),
+        (["--rows", "auto"], None),
+        (["--rows", "64", "--media-workers", "1"], 1),
+    ],
+)
+def test_there_are_media_workers_enough_for_all_rows(arguments: list[str], workers: int | None) -> None:
+    assert settings.read(flags(*arguments), {}).media_workers == workers
+
+
 def test_no_knob_has_two_sections() -> None:
     names = [knob.name for knob in settings.knobs()]
     assert len(names) == len(set(names))

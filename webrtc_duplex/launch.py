@@ -33,7 +33,7 @@ from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME, ModelRunner, serve
 from webrtc_duplex.errors import DuplexError, EngineError, RequestError
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.server.engines import Engines, join
-from webrtc_duplex.settings import EngineSettings, Settings
+from webrtc_duplex.settings import EngineSettings, Settings, workers_for
 
 if TYPE_CHECKING:
     from webrtc_duplex.server.workers import Workers
@@ -314,9 +314,6 @@ def _spell(exit_code: int | None) -> str:
 
 # ---- the media workers
 
-ROWS_OF_A_WORKER = 60
-"""Callers that one process carries with a core to itself (`media_workers = auto`)."""
-
 WORKER_CODE = "from webrtc_duplex import launch; raise SystemExit(launch.worker_process())"
 WORKER_COMMAND = (sys.executable, "-c", WORKER_CODE)
 
@@ -328,7 +325,7 @@ the others serve meanwhile."""
 async def keep_workers(workers: "Workers", settings: Settings, engine: Engines, sockets: tuple[Path, ...]) -> None:
     """Keep as many media workers running as the settings want, for ever."""
     await engine.wait_ready(None)
-    count = settings.server.media_workers or -(-engine.rows // ROWS_OF_A_WORKER)
+    count = settings.media_workers or workers_for(engine.rows)
     workers.want(count)
     async with asyncio.TaskGroup() as tasks:
         for number in range(count):

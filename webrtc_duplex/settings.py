@@ -30,6 +30,9 @@ _KEY = re.compile(r"[!-~]{1,512}", re.ASCII)
 
 _PLACE = re.compile(r"[a-z0-9]{1,32}", re.ASCII)
 
+ROWS_OF_A_WORKER = 60
+"""Callers that one process carries with a core to itself."""
+
 LEAST_SIGNING_KEY = 32
 """Characters: nobody is to guess it."""
 
@@ -75,7 +78,7 @@ class ServerSettings:
 
     host: str = knob("127.0.0.1", "address that HTTP listens on")
     port: int = knob(8080, "port that HTTP listens on; 0: the system chooses")
-    media_workers: int | None = knob(1, "processes that carry calls; 1: the server itself; `auto`: one for 60 rows")
+    media_workers: int | None = knob(None, "processes that carry calls; 1: the server itself; not set: one for 60 rows")
     media_timeout_s: float = knob(5.0, "no RTP, RTCP or STUN for so long: the caller has vanished")
     max_duration_s: float | None = knob(None, "a call is ended after so long")
     idle_timeout_s: float | None = knob(None, "a call in which nobody has spoken for so long is ended")
@@ -194,7 +197,7 @@ class Settings:
     ice: IceSettings = field(default_factory=IceSettings)
 
     def __post_init__(self) -> None:
-        workers, ports = self.server.media_workers or 1, self.ice.ports
+        workers, ports = self.media_workers or 1, self.ice.ports
         if ports is not None and len(ports) < workers:
             raise RequestError(f"{workers} media_workers need a UDP port each, and more", param="udp_ports")
         if self.access.open and not self.access.insecure and not is_loopback(self.server.host):
@@ -203,6 +206,18 @@ class Settings:
                 "set api_keys or api_key_file, or say --insecure",
                 param="insecure",
             )
+
+    @property
+    def media_workers(self) -> int | None:
+        """Processes that are to carry calls; None where the engine has yet to find out how many rows there are."""
+        if self.server.media_workers is not None or self.engine.rows is None:
+            return self.server.media_workers
+        return workers_for(self.engine.rows * len(self.engine.devices))
+
+
+def workers_for(rows: int) -> int:
+    """As many processes as it takes to carry so many calls, where each has a core to itself."""
+    return -(-rows // ROWS_OF_A_WORKER)
 
 
 def is_loopback(host: str) -> bool:

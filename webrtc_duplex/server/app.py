@@ -57,7 +57,7 @@ def make_app(settings: Settings, engine: Engine) -> web.Application:
     app[METRICS] = Metrics(engine)
     app[DESK] = desk
     app[PAGE] = find_page(settings.server)
-    if settings.server.media_workers != 1:
+    if settings.media_workers != 1:
         app[WORKERS] = Workers(app[METRICS])
     app.cleanup_ctx.append(lambda app: _run_calls(app, settings))
     app.on_shutdown.append(_hang_up)
