@@ -685,14 +685,19 @@ def summary(outcomes: list[Outcome]) -> list[str]:
         "latest packet": [1000 * c.latest_s for _, c in counted],
     }
     lines = [f"{'':>14} {'p50':>8} {'p99':>8} {'worst':>8}"]
-    for name, values in rows.items():
-        if values:
-            p50, p99, worst = np.percentile(values, (50, 99, 100))
-            lines.append(f"{name:>14} {p50:>5.0f} ms {p99:>5.0f} ms {worst:>5.0f} ms")
+    lines += [f"{name:>14} " + " ".join(f"{ms:>5.0f} ms" for ms in _spread(values)) for name, values in rows.items()]
+    lines.append(
+        f"{'deficit':>14} " + " ".join(f"{frames:>5.0f} fr" for frames in _spread([o.deficit for o, _ in counted]))
+    )
     due, heard = sum(c.due for _, c in counted), sum(c.heard for _, c in counted)
     refused = sum((o.error or "").startswith("CapacityError") for o in outcomes)
     lines.append(f"{len(outcomes)} calls, {refused} of them refused; {heard} of {due} frames heard")
     return lines
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """Median, 99th percentile and worst; nothing of nothing."""
+    return [float(value) for value in np.percentile(values, (50, 99, 100))] if values else []
 
 
 def _line(o: Outcome) -> str:

@@ -119,10 +119,11 @@ def test_callers_who_come_and_go_stay_as_long_as_the_churn_says_and_never_beyond
 
 
 def test_the_summary_counts_who_was_refused_and_shows_the_worst() -> None:
-    met = [outcome(), outcome(gap_s=0.25), Outcome(0, error="CapacityError: all rows are leased")]
+    met = [outcome(deficit=3), outcome(gap_s=0.25), Outcome(0, error="CapacityError: all rows are leased")]
     text = "\n".join(summary(met))
-    assert "3 calls, 1 of them refused; 750 of 750 frames heard" in text
+    assert "3 calls, 1 of them refused; 747 of 750 frames heard" in text
     assert "250 ms" in next(line for line in text.splitlines() if "longest gap" in line)
+    assert next(line for line in text.splitlines() if "deficit" in line).endswith("3 fr")
 
 
 @pytest.mark.slow
