@@ -685,7 +685,9 @@ def summary(outcomes: list[Outcome]) -> list[str]:
         "latest packet": [1000 * c.latest_s for _, c in counted],
     }
     lines = [f"{'':>14} {'p50':>8} {'p99':>8} {'worst':>8}"]
-    lines += [f"{name:>14} " + " ".join(f"{ms:>5.0f} ms" for ms in _spread(values)) for name, values in rows.items()]
+    lines += [
+        f"{name:>14} " + " ".join(f"{ms:>5.0f} ms" for ms in _spread(values)) for name, values in rows.items() if values
+    ]
     lines.append(
         f"{'deficit':>14} " + " ".join(f"{frames:>5.0f} fr" for frames in _spread([o.deficit for o, _ in counted]))
     )
