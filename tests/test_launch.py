@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -149,6 +150,15 @@ async def test_the_engine_ends_within_2_s_when_its_server_is_killed(
         async with asyncio.timeout(2):
             while is_running(engine):
                 await asyncio.sleep(0.02)
+
+
+async def test_an_engine_goes_before_what_else_runs_where_that_is_allowed(order: launch.StartOrder) -> None:
+    may = subprocess.run(
+        [sys.executable, "-c", "import os; os.setpriority(os.PRIO_PROCESS, 0, -10)"], capture_output=True
+    )
+    async with supervised(order):
+        (engine,) = children()
+        assert os.getpriority(os.PRIO_PROCESS, engine) == (launch.ENGINE_NICENESS if may.returncode == 0 else 0)
 
 
 async def test_an_engine_leaves_nothing_behind_when_its_server_ends(order: launch.StartOrder) -> None:
