@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from webrtc_duplex.audio import CHUNK_SAMPLES, FRAME_SAMPLES, SAMPLE_RATE, Pcm
 from webrtc_duplex.media.echo import EchoDetector
@@ -13,14 +14,15 @@ def speech(seed: int, seconds: float = SECONDS) -> Pcm:
     """As loud, as varied and as uneven as speech: noise whose bands come and go as syllables do."""
     chance = np.random.default_rng(seed)
     chunks = round(seconds * SAMPLE_RATE) // CHUNK_SAMPLES
-    sound = np.zeros(chunks * CHUNK_SAMPLES)
+    sound: NDArray[np.float64] = np.zeros(chunks * CHUNK_SAMPLES)
     noise = np.fft.rfft(chance.normal(0, 1, len(sound)))
     hz = np.fft.rfftfreq(len(sound), 1 / SAMPLE_RATE)
     for low, high in ((100, 500), (500, 1200), (1200, 2500), (2500, 5000)):
         band = np.fft.irfft(np.where((hz >= low) & (hz < high), noise, 0), len(sound))
         syllables = np.convolve(chance.normal(0, 1, chunks), np.hanning(9), "same")
         sound += band / band.std() * np.repeat(np.exp(syllables), CHUNK_SAMPLES)
-    return np.clip(2000 * sound / sound.std(), -32768, 32767).astype(np.int16)
+    loud: NDArray[np.float64] = np.clip(2000 * sound / sound.std(), -32768, 32767)
+    return loud.astype(np.int16)
 
 
 def echo_of(said: Pcm, delay_s: float, gain: float) -> Pcm:

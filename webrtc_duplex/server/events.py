@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from aiortc import RTCDataChannel
 
-from webrtc_duplex.audio import SAMPLE_RATE, Pcm
+from webrtc_duplex.audio import FRAME_SAMPLES, SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import DuplexError, RequestError
 from webrtc_duplex.media.vad import SpeechStarted, SpeechStopped, VoiceDetector
 from webrtc_duplex.server.realtime import Json
@@ -241,14 +241,40 @@ class Responses:
 class Turns:
     """Says when the user speaks. Advice for the client: the model hears everything, and decides for itself."""
 
-    def __init__(self, feed: Feed, responses: Responses) -> None:
+    def __init__(self, feed: Feed, responses: Responses, idle_timeout_ms: int | None = None) -> None:
+        self.idle_timeout_ms = idle_timeout_ms
+        """After so long a silence of both the client is told of it, once; None: never."""
         self._feed = feed
         self._responses = responses
         self._detector = VoiceDetector()
         self._items = 0
+        self._frames = 0
+        self._silent_from = 0
+        """The frame after the last in which either spoke."""
+        self._told_of_silence = False
 
     def heard(self, frame: Pcm) -> None:
         """A frame [1920] of the user's, on its way to the model."""
+        self._notice_speech(frame)
+        self._frames += 1
+        if self.speaking or self._responses.speaking:
+            self._silent_from, self._told_of_silence = self._frames, False
+        elif self.idle_timeout_ms is not None and not self._told_of_silence:
+            self._notice_silence(self.idle_timeout_ms)
+
+    def _notice_silence(self, limit_ms: int) -> None:
+        start_ms, now_ms = (1000 * frame * FRAME_SAMPLES // SAMPLE_RATE for frame in (self._silent_from, self._frames))
+        if now_ms - start_ms >= limit_ms:
+            self._told_of_silence = True
+            self._items += 1
+            self._feed.emit(
+                "input_audio_buffer.timeout_triggered",
+                audio_start_ms=start_ms,
+                audio_end_ms=now_ms,
+                item_id=self.item_id,
+            )
+
+    def _notice_speech(self, frame: Pcm) -> None:
         for change in self._detector.hear(frame):
             match change:
                 case SpeechStarted(sample):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from webrtc_duplex.audio import Pcm
+from webrtc_duplex.media.drift import ClockDrift
 from webrtc_duplex.media.jitter import JitterBuffer, Packet
 from webrtc_duplex.media.playout import Playout
 from webrtc_duplex.media.telephone import Keys
@@ -35,12 +36,14 @@ class Leg:
         on_key: Callable[[str], None],
     ) -> None:
         codecs = transport.codecs
-        codec = next(iter(codecs.values()))
+        self._payload_type, codec = next(iter(codecs.items()))
         self.transport = transport
         self.over = transport.over
         self.first_packet = asyncio.Event()
         self.jitter = JitterBuffer(decoders(codecs))
         self.encoder = encoder(codec)
+        self.drift = ClockDrift(self.encoder.rtp_clock)
+        """Of callers who send the codec that they are sent."""
         self.playout = Playout(continuous=codec != "opus")
         self.track = AgentAudioTrack(self.encoder, self.playout, ticker, clock, transport.send)
         self._keys = {number: Keys() for number, name in codecs.items() if name == "telephone-event"}
@@ -80,8 +83,11 @@ class Leg:
         await self.transport.close()
 
     def _take(self, packet: Packet) -> None:
+        now = self._clock()
         self.first_packet.set()
-        self.jitter.add(packet, self._clock())
+        self.jitter.add(packet, now)
+        if packet.payload_type == self._payload_type:
+            self.drift.note(packet, now)
         keys = self._keys.get(packet.payload_type)
         if keys is not None and (key := keys.hear(packet)):
             self._on_key(key)

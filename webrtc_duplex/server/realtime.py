@@ -17,6 +17,8 @@ Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 10.0
 MAX_TOP_K = 2**20
+IDLE_MS = (5_000, 30_000)
+"""What OpenAI takes for `idle_timeout_ms`."""
 
 
 def read_session(session: Mapping[str, Json], base: Prompt, card: ModelCard) -> Prompt:
@@ -43,12 +45,33 @@ def what_counts(session: Mapping[str, Json], card: ModelCard) -> dict[str, Json]
     if card.takes_text:
         names.add("instructions")
     fields = {name: value for name, value in session.items() if name in names}
-    return {**fields, "voice": _voice(session)} if card.voices else fields
+    if card.voices:
+        fields["voice"] = _voice(session)
+    if (limit_ms := read_idle_timeout(session, None)) is not None:
+        fields["audio"] = {"input": {"turn_detection": {"idle_timeout_ms": limit_ms}}}
+    return fields
 
 
-def session_object(call: str, prompt: Prompt, card: ModelCard) -> dict[str, Json]:
+def read_idle_timeout(session: Mapping[str, Json], base: int | None) -> int | None:
+    """`audio.input.turn_detection.idle_timeout_ms`: after how long a silence the client is to be told of it.
+
+    It is all that counts of turn detection, as the model has no turns. Raises RequestError.
+    """
+    match session:
+        case {"audio": {"input": {"turn_detection": None}}}:
+            return None
+        case {"audio": {"input": {"turn_detection": {"idle_timeout_ms": limit}}}} if limit is not None:
+            if isinstance(limit, bool) or not isinstance(limit, int) or not IDLE_MS[0] <= limit <= IDLE_MS[1]:
+                message = f"idle_timeout_ms must be a whole number from {IDLE_MS[0]} to {IDLE_MS[1]}, not {limit!r:.40}"
+                raise _invalid(message, "audio.input.turn_detection.idle_timeout_ms")
+            return limit
+    return base
+
+
+def session_object(call: str, prompt: Prompt, card: ModelCard, idle_timeout_ms: int | None = None) -> dict[str, Json]:
     """The session in force, as the API shows it."""
     pcm: Json = {"type": "audio/pcm", "rate": SAMPLE_RATE}
+    turns: Json = None if idle_timeout_ms is None else {"type": "server_vad", "idle_timeout_ms": idle_timeout_ms}
     return {
         "type": "realtime",
         "object": "realtime.session",
@@ -57,7 +80,7 @@ def session_object(call: str, prompt: Prompt, card: ModelCard) -> dict[str, Json
         "output_modalities": ["audio"],
         "instructions": prompt.text or "",
         "audio": {
-            "input": {"format": pcm, "transcription": None, "noise_reduction": None, "turn_detection": None},
+            "input": {"format": pcm, "transcription": None, "noise_reduction": None, "turn_detection": turns},
             "output": {"format": pcm, "voice": prompt.voice or card.default_voice, "speed": 1.0},
         },
         "tools": [],

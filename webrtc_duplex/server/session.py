@@ -5,7 +5,7 @@ import enum
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -13,8 +13,10 @@ from typing import Self, TypeVar, cast
 
 from aiortc import RTCDataChannel
 
+from webrtc_duplex import logs
 from webrtc_duplex.audio import FRAME_S, SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, EngineError, RequestError
+from webrtc_duplex.media.echo import EchoDetector
 from webrtc_duplex.media.jitter import CutLead
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import events
@@ -22,13 +24,15 @@ from webrtc_duplex.server.ended import Ended
 from webrtc_duplex.server.engine_client import DuplexStream
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.leg import Leg, wait
-from webrtc_duplex.server.limits import Bucket
-from webrtc_duplex.server.line import Line
+from webrtc_duplex.server.line import Line, Turnover
 from webrtc_duplex.server.metrics import Metrics
-from webrtc_duplex.server.realtime import Json, read_session, session_object
-from webrtc_duplex.server.recording import Recording, Shelf
+from webrtc_duplex.server.orders import Orders
+from webrtc_duplex.server.realtime import Json, read_idle_timeout, read_session, session_object
+from webrtc_duplex.server.recording import Shelf
+from webrtc_duplex.server.tape import Tape, no_recordings
 from webrtc_duplex.server.tracks import Ticker
 from webrtc_duplex.server.transport import Transport, TransportStats
+from webrtc_duplex.server.vigil import Vigil
 from webrtc_duplex.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -40,12 +44,11 @@ CONNECT_S = 15.0
 
 For all others the engine's deadline holds.
 """
-INPUT_SILENT_S = 15.0
-LATE_S = 0.04
-"""A step that begins so late is warned of: half a frame."""
-MESSAGES_WAITING = 64
-"""Messages of a client that wait to be acted on; further ones are refused with an error event."""
+ABSENT_S = 2.5
+"""A caller in line who was not heard of for so long is not given a row: one who is there answers every 1.5 s or so."""
 CHANNEL_LABEL = "oai-events"
+CLOSING = "ext.session.closing"
+"""The event that tells of a call's end: soon, or now."""
 NOTHING_REPORTED = TransportStats(rtt_s=None, jitter_in_s=None, lost_in=0, lost_out=0.0)
 
 E = TypeVar("E", bound=BaseException)
@@ -66,6 +69,8 @@ class CallRequest:
     """How long to wait for a row, already connected, where none is free; 0: be refused."""
     voice_locked: bool = False
     """Whether `session.update` must leave the voice as it is."""
+    idle_timeout_ms: int | None = None
+    """After so long a silence of both the client is told of it, as OpenAI's `turn_detection` has it."""
 
 
 class SessionState(enum.Enum):
@@ -95,6 +100,7 @@ class Surroundings:
     metrics: Metrics
     ticker: Ticker
     line: Line
+    turnover: Turnover
     shelf: Shelf | None
     """Where calls are recorded; None where none is."""
     clock: Callable[[], float]
@@ -123,28 +129,26 @@ class Session:
         `idle_timeout`, `max_duration`, `evicted_slow`, or the code of the error that ended it."""
         self.feed = events.Feed()
         self.responses = events.Responses(self.feed, FRAME_S)
-        self.turns = events.Turns(self.feed, self.responses)
+        self.turns = events.Turns(self.feed, self.responses, request.idle_timeout_ms)
         self._request = request
         self._around = around
         self._engine = around.engine
         self._card = around.engine.card
         self._settings = around.settings.server
         self._clock = around.clock
-        self._began_at = self._voice_at = self._user_voice_at = around.clock()
+        self._vigil = Vigil(self.feed, self._settings, around.clock)
+        self._echo = EchoDetector()
         self._live_at: float | None = None
         self._leg: Leg | None = None
         self._started = False
-        self._recorded = request.record
-        self._recording: Recording | None = None
-        self._tape = ExitStack()
-        """What `_recording` has open."""
+        self._tape = Tape(self.id, around.shelf, request.record, self.feed, self._greet)
+        self._orders = Orders(self.feed, around.clock)
+        self._closing: tuple[str, float] | None = None
+        """Why the call will be ended, and when."""
         self._offer: _Offer | None = None
         self._offers: asyncio.Queue[_Offer] = asyncio.Queue(1)  # a second one is refused
-        self._messages: asyncio.Queue[events.Message] = asyncio.Queue(MESSAGES_WAITING)  # a further one is refused
-        self._limit = Bucket(events.MESSAGES_PER_S, events.MESSAGES_PER_S, around.clock())
         self._listener: events.ChannelListener | None = None
         self._lead = CutLead()
-        self._warned: set[str] = set()
         self._wish: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self._network = NOTHING_REPORTED
@@ -156,15 +160,14 @@ class Session:
         self._count_state(+1)
         try:
             async with self._row(first) as stream:
-                with self._tape:
-                    self._record(self._recorded)
+                with self._around.turnover.call(self.id), self._tape:
                     await self._converse(stream)
         except CallOver as over:
             self.ended_because = over.reason
         except DuplexError as error:
             self._fail(first, error)
         except Exception:
-            log.exception("call %s: a fault of ours ends it", self.id)
+            log.exception("a fault of ours ends the call")
             self._fail(first, EngineError("the server met a fault of its own", code="server_error", status=500))
         finally:
             await self._close()
@@ -183,9 +186,9 @@ class Session:
             if len(self._around.line):
                 raise CapacityError("callers stand in line for a row")
             return await row.enter_async_context(self._engine.open(self.id, self.prompt))
-        except CapacityError:
+        except CapacityError as full:
             if not self._request.queue_s:
-                raise
+                raise self._estimate_wait(full) from None
             return None
 
     async def _stand_in_line(self, row: AsyncExitStack) -> DuplexStream:
@@ -196,6 +199,7 @@ class Session:
             while (waited_s := self._clock() - began_at) < self._request.queue_s:
                 if not self._current.transport.connected.is_set() and waited_s > CONNECT_S:
                     raise CallOver("connect_timeout")
+                self._around.line.see(self.id, self._is_there())
                 if await wait(self._current.over, LINE_MOVES_EVERY_S):
                     await self._come_anew()
                 if self._wish.done():
@@ -203,7 +207,19 @@ class Session:
                 if stream := await self._take_turn(row):
                     self._enter(SessionState.CONNECTING)
                     return stream
-        raise CapacityError(f"no row became free in {self._request.queue_s:g} s")
+        raise self._estimate_wait(CapacityError(f"no row became free in {self._request.queue_s:g} s"))
+
+    def _is_there(self) -> bool:
+        """Whether the caller is connected, and was heard of just now."""
+        transport = self._current.transport
+        return transport.connected.is_set() and self._clock() - transport.heard_at < ABSENT_S
+
+    def _estimate_wait(self, full: CapacityError) -> CapacityError:
+        """The refusal, saying when to try again: behind all who stand in line. Overload is the engine's to judge."""
+        if full.code == CapacityError.code and self._engine.ready:
+            around = self._around
+            full.retry_after_s = around.turnover.wait_s(1 + len(around.line), self._engine.rows)
+        return full
 
     async def _come_anew(self) -> None:
         """In line, a caller whose connection is over may have another; raises CallOver for one who has none."""
@@ -213,13 +229,12 @@ class Session:
         await self._next_leg()
 
     async def _take_turn(self, row: AsyncExitStack) -> DuplexStream | None:
-        """A row if it is this caller's turn and one is free; else say how long the line is."""
-        position, eta_s = self._around.line.position(self.id), None
-        try:
-            if position == 1:
+        """A row if it is this caller's turn and one is free; else say how long the line is, and how long it takes."""
+        around, position = self._around, self._around.line.position(self.id)
+        if position == 1 and self._is_there():
+            with suppress(CapacityError):
                 return await row.enter_async_context(self._engine.open(self.id, self.prompt))
-        except CapacityError as full:
-            eta_s = full.retry_after_s
+        eta_s = around.turnover.wait_s(position, self._engine.rows) if self._engine.ready else None
         self.feed.emit("ext.queue", position=position, eta_s=eta_s)
         return None
 
@@ -228,7 +243,7 @@ class Session:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._speak(stream))
-                tasks.create_task(self._obey(stream))
+                tasks.create_task(self._orders.obey(partial(self._act_on, stream)))
                 tasks.create_task(self._report())
                 tasks.create_task(self._await_wish())
                 while True:
@@ -265,8 +280,8 @@ class Session:
         """Put a frame [1920] of the caller's before the model."""
         stream.hear(position, frame)
         self.turns.heard(frame)
-        if self._recording is not None:
-            self._recording.hear(position, frame)
+        self._echo.hear(position, frame)
+        self._tape.hear(position, frame)
 
     async def _speak(self, stream: DuplexStream) -> None:
         """Send what the agent says, and its words when they are heard.
@@ -279,8 +294,8 @@ class Session:
                 tell()
             else:
                 self._current.track.speak(said.pcm, said.position, said.steady_at, tell)
-            if self._recording is not None:
-                self._recording.say(said.position, said.pcm)
+            self._echo.say(said.position, said.pcm)
+            self._tape.say(said.position, said.pcm)
 
     async def _watch(self, leg: Leg) -> None:
         """Return when the caller has vanished, or comes anew; raises CallOver for one who has hung up."""
@@ -307,7 +322,7 @@ class Session:
             try:
                 return await self._answer(offer)
             except RequestError as error:
-                log.info("call %s: an offer to resume it cannot be answered: %s", self.id, error)
+                log.info("an offer to resume the call cannot be answered: %s", error)
 
     async def _answer(self, offer: _Offer) -> None:
         """Make the offer's connection the current leg. Raises RequestError, to whoever offered too."""
@@ -378,7 +393,7 @@ class Session:
         self._count_state(-1)
         self.state = state
         self._count_state(+1)
-        log.info("call %s: %s", self.id, state.value)
+        log.info("the call is %s", state.value)
 
     def _count_state(self, change: int) -> None:
         self._around.metrics.calls.labels(self.state.value).inc(change)
@@ -391,7 +406,7 @@ class Session:
         """Say goodbye, and close what is open beside the row, which is given back by now."""
         reason = self.ended_because or "cancelled"
         self.responses.finish("cancelled", "client_cancelled" if reason == "hangup" else reason)
-        self.feed.emit("ext.session.closing", reason=reason, in_ms=0)
+        self.feed.emit(CLOSING, **_closing(reason, 0))
         await self._close_leg()
         self.ended_because = reason
         self._count_state(-1)
@@ -400,13 +415,13 @@ class Session:
         self._refuse_offers()
         self.feed.end()
         self._over.set()
-        log.info("call %s: ended, %s", self.id, reason)
+        log.info("the call has ended: %s", reason)
 
     async def _close_leg(self) -> None:
         if self._leg is not None:
             self._leg.count()
             if obstacle := self._leg.transport.obstacle:
-                log.warning("call %s: never connected: %s", self.id, obstacle)
+                log.warning("the caller never connected: %s", obstacle)
             await self._leg.close()
 
     def _count_end(self, reason: str) -> None:
@@ -423,39 +438,12 @@ class Session:
         while not self._offers.empty():
             _resolve(self._offers.get_nowait().answer, error)
 
-    def _record(self, wanted: bool) -> None:
-        """Write the call down from now on, or no longer.
-
-        Raises RequestError on a server that records none, EngineError where its disk does not take any.
-        """
-        if wanted is (self._recording is not None):
-            return
-        self._tape.close()
-        self._recorded = False
-        if wanted:
-            self._begin_recording()
-
-    def _begin_recording(self) -> None:
-        if self._around.shelf is None:
-            raise _no_recordings()
-        try:
-            self._recording = self._tape.enter_context(self._around.shelf.recording(self.id))
-        except OSError as error:
-            raise EngineError(f"the call cannot be recorded: {error.strerror}", code="recording_failed") from error
-        self._recorded = True
-        note = partial(_note, self._recording)
-        self._greet(note)
-        self._tape.callback(self._stop_recording, note)
-
-    def _stop_recording(self, note: events.Listener) -> None:
-        self.feed.remove(note)
-        self._recording = None
-
     # ---- what others ask of it
 
     def announce_end(self, reason: str, in_s: float) -> None:
-        """Let the caller know that the call will be ended."""
-        self.feed.emit("ext.session.closing", reason=reason, in_ms=round(1000 * in_s))
+        """Let the client know that the call will be ended; one who listens only later is told then."""
+        self._closing = reason, self._clock() + in_s
+        self.feed.emit(CLOSING, **_closing(reason, in_s))
 
     async def hang_up(self, reason: str = "hangup") -> None:
         """End the call and wait until all of it is closed; a no-op for one that is over."""
@@ -502,22 +490,16 @@ class Session:
 
     def tell(self, text: str | bytes) -> None:
         """Take a message of the client's, by whatever way it came; it is answered by events."""
-        message = events.read_message(text)
-        try:
-            if not self._limit.take(self._clock()):
-                raise asyncio.QueueFull
-            self._messages.put_nowait(message)
-        except asyncio.QueueFull:
-            sentence = f"more than {events.MESSAGES_PER_S} messages a second are not acted on"
-            self.feed.error(RequestError(sentence, code="rate_limit_exceeded"), message.event_id)
+        self._orders.take(text)
 
     def session(self) -> dict[str, Json]:
         """The session in force, as the API shows it."""
-        return {**session_object(self.id, self.prompt, self._card), "recording": self._recorded}
+        shown = session_object(self.id, self.prompt, self._card, self.turns.idle_timeout_ms)
+        return {**shown, "recording": self._tape.wanted}
 
     @property
     def age_s(self) -> float:
-        return self._clock() - self._began_at
+        return self._vigil.age_s
 
     def stats(self) -> dict[str, Json]:
         """How the call fares: what `ext.stats` says."""
@@ -559,27 +541,20 @@ class Session:
 
     def _greet(self, listener: events.Listener) -> None:
         listener(self.feed.event("session.created", session=self.session()))
+        if self._closing is not None:
+            reason, at = self._closing
+            listener(self.feed.event(CLOSING, **_closing(reason, at - self._clock())))
         self.feed.add(listener)
 
     def _take_key(self, key: str) -> None:
         """A key of a telephone; its time is the wall clock's, as the API has it."""
         self.feed.emit("input_audio_buffer.dtmf_event_received", event=key, received_at=int(time.time()))
 
-    async def _obey(self, stream: DuplexStream) -> None:
-        """Act on the client's messages, one after the other; a bad one is answered, and ends nothing."""
-        while True:
-            message = await self._messages.get()
-            try:
-                await self._act_on(message.command, stream)
-            except DuplexError as error:
-                self.feed.error(error, message.event_id)
-
-    async def _act_on(self, command: events.Command | RequestError, stream: DuplexStream) -> None:
+    async def _act_on(self, stream: DuplexStream, command: events.Command) -> None:
         match command:
-            case RequestError():
-                raise command
             case events.UpdateSession(session):
-                self._record(_wants_recording(session, self._recorded))
+                self._tape.switch(_wants_recording(session, self._tape.wanted))
+                self.turns.idle_timeout_ms = read_idle_timeout(session, self.turns.idle_timeout_ms)
                 await self._update(read_session(session, self.prompt, self._card), stream)
                 self.feed.emit("session.updated", session=self.session())
             case events.Silence():
@@ -616,36 +591,17 @@ class Session:
             leg.encoder.set_loss(self._network.lost_out)
             leg.count()
             self.feed.emit("ext.stats", **self.stats())
-            self._notice_voices()
-            self._warn()
-            self._check_time()
+            self._look_after(leg)
 
-    def _notice_voices(self) -> None:
-        now = self._clock()
-        if self.turns.speaking or self.state is not SessionState.LIVE:
-            self._user_voice_at = now
-        if self.turns.speaking or self.responses.speaking:
-            self._voice_at = now
-
-    def _warn(self) -> None:
-        """Tell of what has begun to go wrong; of each thing again only after it had stopped."""
-        step = self._engine.last_step
-        troubles = set[str]()
-        if step is not None and (step.late_s > LATE_S or step.skipped):
-            troubles.add("gpu_late")
-        if self._clock() - self._user_voice_at > INPUT_SILENT_S:
-            troubles.add("input_silent")
-        for code in sorted(troubles - self._warned):
-            self.feed.emit("ext.warning", code=code)
-        self._warned = troubles
-
-    def _check_time(self) -> None:
-        """Raises CallOver."""
-        longest, idle = self._settings.max_duration_s, self._settings.idle_timeout_s
-        if longest is not None and self.age_s > longest:
-            raise CallOver("max_duration")
-        if idle is not None and self._clock() - self._voice_at > idle:
-            raise CallOver("idle_timeout")
+    def _look_after(self, leg: Leg) -> None:
+        """Warn of troubles, and of the end of the call's time; raises CallOver when that has come."""
+        vigil = self._vigil
+        vigil.voices(self.turns.speaking, self.responses.speaking, self.state is SessionState.LIVE)
+        vigil.warn(self._engine.last_step, self._echo.look(), leg.drift.ppm)
+        if vigil.over_because is not None:
+            raise CallOver(vigil.over_because)
+        if vigil.left_s is not None and self._closing is None:
+            self.announce_end("max_duration", vigil.left_s)
 
 
 class Calls:
@@ -661,7 +617,8 @@ class Calls:
         self._ticker = Ticker(clock, metrics.loop_lag.observe)
         folder, quota_mb = settings.server.recordings, settings.server.recordings_quota_mb
         shelf = Shelf(folder, quota_mb * 1_000_000) if folder is not None else None
-        self._around = Surroundings(engine, settings, metrics, self._ticker, Line(), shelf, clock)
+        turnover = Turnover(settings.server.max_duration_s, clock)
+        self._around = Surroundings(engine, settings, metrics, self._ticker, Line(), turnover, shelf, clock)
         self._sessions: dict[str, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = Ended[Session](clock)
@@ -696,7 +653,7 @@ class Calls:
         if request.id in self._sessions:
             raise RequestError(f"there is a call {request.id}", code="call_conflict", status=409)
         if request.record and self._around.shelf is None:
-            raise _no_recordings()
+            raise no_recordings()
         session = self._sessions[request.id] = Session(request, self._around)
         offer = _Offer(request.offer, asyncio.get_running_loop().create_future())
         task = asyncio.create_task(self._carry(session, offer), name=f"call {request.id}")
@@ -739,7 +696,8 @@ class Calls:
 
     async def _carry(self, session: Session, offer: _Offer) -> None:
         try:
-            await session.run(offer)
+            with logs.of_call(session.id):
+                await session.run(offer)
         finally:
             del self._sessions[session.id]
             self._ended.add(session.id, session)
@@ -756,13 +714,9 @@ def _wants_recording(session: Mapping[str, Json], base: bool) -> bool:
     return wanted
 
 
-def _no_recordings() -> RequestError:
-    return RequestError("this server records no calls", code="recording_disabled", param="session.recording")
-
-
-def _note(recording: Recording, event: events.Event | None) -> None:
-    if event is not None:
-        recording.event(event)
+def _closing(reason: str, in_s: float) -> dict[str, Json]:
+    """What `CLOSING` says."""
+    return {"reason": reason, "in_ms": round(1000 * max(0.0, in_s))}
 
 
 def _resolve(future: asyncio.Future[str], outcome: str | DuplexError) -> None:

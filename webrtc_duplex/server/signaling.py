@@ -38,7 +38,7 @@ from webrtc_duplex.server.reading import (
     read_wish,
     unsupported,
 )
-from webrtc_duplex.server.realtime import Json, read_session, session_object, what_counts
+from webrtc_duplex.server.realtime import Json, read_idle_timeout, read_session, session_object, what_counts
 from webrtc_duplex.server.register import Register, RegisteredCall
 from webrtc_duplex.server.sdp import finish_answer, finish_offer, is_heard, parse_fragment, safe_offer, ufrag_of
 from webrtc_duplex.server.session import CallRequest, SessionState
@@ -237,12 +237,16 @@ class Desk:
 
     async def _open(self, caller: Caller, wish: Wish, offer: str | None) -> RegisteredCall:
         prompt, voice_locked = self._prompt(wish.session, caller)
+        idle_timeout_ms = read_idle_timeout(wish.session, read_idle_timeout(caller.bound, None))
         self._check_share(caller)
         call_id = self._places.new_call_id()
+        request = CallRequest(
+            call_id, offer, prompt, wish.record, wish.queue_s, voice_locked, idle_timeout_ms=idle_timeout_ms
+        )
         ufrag = None if offer is None else ufrag_of(offer)
         self._records[call_id] = Record(caller, ufrag, awaits_answer=offer is None)
         try:
-            return await self.calls.answer(CallRequest(call_id, offer, prompt, wish.record, wish.queue_s, voice_locked))
+            return await self.calls.answer(request)
         except BaseException:
             del self._records[call_id]
             raise
@@ -381,8 +385,10 @@ class Desk:
         """A secret, when it expires, and the session it is bound to. Raises RequestError for one that cannot be had."""
         self._check_ready()
         prompt, _ = self._prompt(session, caller)
-        value, secret = self.door.secrets.issue(caller.owner, what_counts(session, self._engine.card), ttl_s)
-        return value, round(secret.expires_at), session_object(secrets.token_hex(8), prompt, self._engine.card)
+        idle_timeout_ms, card = read_idle_timeout(session, None), self._engine.card
+        value, secret = self.door.secrets.issue(caller.owner, what_counts(session, card), ttl_s)
+        shown = session_object(secrets.token_hex(8), prompt, card, idle_timeout_ms)
+        return value, round(secret.expires_at), shown
 
     async def ice_servers(self, request: web.Request) -> web.Response:
         """Told to who may call, as TURN costs."""
