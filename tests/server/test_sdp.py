@@ -112,6 +112,14 @@ def test_telephone_event_is_kept_and_says_which_events() -> None:
     assert audio.value("fmtp") == "101 0-15"
 
 
+@pytest.mark.parametrize(("formats", "kept"), [("0 13 101", ("0", "13", "101")), ("111 0 13", ("111", "0"))])
+def test_comfort_noise_is_taken_from_telephones_and_not_beside_opus(formats: str, kept: tuple[str, ...]) -> None:
+    offer = good("row_rtpmaps_that_the_media_line_does_not_list").replace("SAVPF 0", f"SAVPF {formats}")
+    digits = "a=rtpmap:101 telephone-event/8000\r\na=rtcp-mux"
+    audio = Description.parse(safe_offer(offer.replace("a=rtcp-mux", digits, 1))).media[0]
+    assert audio.formats == kept
+
+
 def test_voice_comes_before_digits_whatever_the_offer_says() -> None:
     assert Description.parse(safe_offer(good("row_digits_before_the_voice"))).media[0].formats == ("111", "101")
 

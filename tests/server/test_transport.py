@@ -384,6 +384,15 @@ async def test_digits_are_agreed_on_as_they_were_offered(ends: tuple[Peer, Ours]
     assert ours.transport.codecs[126] == "telephone-event"
 
 
+async def test_comfort_noise_is_let_in_as_it_was_offered(ends: tuple[Peer, Ours]) -> None:
+    peer, ours = ends
+    offer = await peer.offer()
+    first = offer.index("m=audio")
+    line, rest = offer[first:].split("\r\n", 1)
+    await ours.transport.receive(f"{offer[:first]}{line} 13\r\na=rtpmap:13 CN/8000\r\n{rest}")
+    assert ours.transport.codecs[13] == "cn"
+
+
 async def test_what_keeps_a_caller_from_connecting_has_a_sentence(ends: tuple[Peer, Ours]) -> None:
     peer, ours = ends
     bare = "".join(line for line in (await peer.offer()).splitlines(True) if not line.startswith("a=candidate"))

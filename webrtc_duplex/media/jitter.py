@@ -410,7 +410,7 @@ class JitterBuffer:
         spare = min(self._spares) - _MARGIN_S
         if spare < 0:
             return left % step - step
-        hysteresis = 0.0005 + (latest - usual) / 3
+        hysteresis = 0.0001 + (latest - usual) / 3
         steps = max(0, int((spare - hysteresis) * SAMPLE_RATE / step))
         return min(steps * step + left % step, left)
 

@@ -27,7 +27,7 @@ OPUS_FORMAT = f"minptime=10;useinbandfec=1;stereo=0;maxplaybackrate={SAMPLE_RATE
 """What we like to get: error correction (without this line Chrome sends none), mono, and no band above the model's."""
 
 VOICE_CODECS = {("opus", 48_000), ("g722", 8_000), ("pcmu", 8_000), ("pcma", 8_000)}
-STATIC_CODECS = {"0": "PCMU/8000", "8": "PCMA/8000", "9": "G722/8000"}
+STATIC_CODECS = {"0": "PCMU/8000", "8": "PCMA/8000", "9": "G722/8000", "13": "CN/8000"}
 """Payload types that need no rtpmap (RFC 3551); SIP phones often send none."""
 
 HASH_BYTES = {"sha-256": 32, "sha-384": 48, "sha-512": 64}
@@ -382,8 +382,12 @@ class _Codec:
         return (self.name.lower(), self.clock_rate) in VOICE_CODECS
 
     @property
+    def is_comfort_noise(self) -> bool:
+        return (self.name.lower(), self.clock_rate) == ("cn", 8_000)
+
+    @property
     def is_known(self) -> bool:
-        return self.is_voice or self.name.lower() == "telephone-event"
+        return self.is_voice or self.is_comfort_noise or self.name.lower() == "telephone-event"
 
     @property
     def rtpmap(self) -> str:
@@ -392,16 +396,21 @@ class _Codec:
 
 
 def _codecs(media: Media) -> list[_Codec]:
-    """The codecs we know, in the caller's order, but digits after the voice: aiortc sends with the first."""
+    """The codecs we know, in the caller's order, but the voice before all else: aiortc sends with the first.
+
+    Comfort noise stays beside the codecs of telephones only: Opus makes its own, on another RTP clock.
+    """
     maps = dict(STATIC_CODECS)
     for value in media.values("rtpmap"):
         if match := _RTPMAP.fullmatch(value):
             maps.setdefault(match[1], f"{match[2]}/{match[3]}")
     offered = [_codec(payload_type, maps.get(payload_type)) for payload_type in dict.fromkeys(media.formats)]
     known = [codec for codec in offered if codec is not None and codec.is_known]
-    if not any(codec.is_voice for codec in known):
+    voice = next((codec for codec in known if codec.is_voice), None)
+    if voice is None:
         raise _unusable("no common codec: opus, G722, PCMU or PCMA is wanted", "no_common_codec")
-    return sorted(known, key=lambda codec: not codec.is_voice)
+    kept = [codec for codec in known if voice.clock_rate == codec.clock_rate or not codec.is_comfort_noise]
+    return sorted(kept, key=lambda codec: not codec.is_voice)
 
 
 def _codec(payload_type: str, rtpmap: str | None) -> _Codec | None:

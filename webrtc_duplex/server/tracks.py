@@ -18,7 +18,7 @@ from webrtc_duplex.media.playout import Playout
 TOGETHER_S = 0.001
 """Beats this close to each other are done in one wake-up."""
 
-VOICE_CODECS = frozenset({"opus", "pcmu", "pcma", "g722"})
+HEARD_CODECS = frozenset({"opus", "pcmu", "pcma", "g722", "cn"})
 
 Beat = Callable[[float], None]
 
@@ -89,7 +89,7 @@ class Encoder(Protocol):
 
 def decoders(codecs: Mapping[int, str]) -> dict[int, Decoder]:
     """One for each payload type of sound; `codecs` names them all, in lower case."""
-    return {number: _decoder(name) for number, name in codecs.items() if name in VOICE_CODECS}
+    return {number: _decoder(name) for number, name in codecs.items() if name in HEARD_CODECS}
 
 
 def encoder(codec: str) -> Encoder:

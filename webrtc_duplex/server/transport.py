@@ -166,7 +166,7 @@ class Transport:
         """
         with _unfit_is_the_callers_fault():
             await self._pc.setRemoteDescription(RTCSessionDescription(offer, "offer"))
-            self._audio._codecs = [*self._audio._codecs, *_telephone_events(offer)]
+            self._audio._codecs = [*self._audio._codecs, *_beside_the_voice(offer)]
 
     async def offer(self) -> str:
         """Return an offer of our own, with every codec we speak and all candidates; `accept` takes its answer."""
@@ -182,7 +182,7 @@ class Transport:
         """
         with _unfit_is_the_callers_fault("this answer cannot be used"):
             await self._pc.setRemoteDescription(RTCSessionDescription(answer, "answer"))
-            self._audio._codecs = [*self._audio._codecs, *_telephone_events(answer)]
+            self._audio._codecs = [*self._audio._codecs, *_beside_the_voice(answer)]
         self._outlet = _Outlet(self._audio)
 
     def deliver_to(self, take: Callable[[Packet], None]) -> None:
@@ -631,7 +631,7 @@ def _with_telephone_events(offer: RTCSessionDescription) -> RTCSessionDescriptio
     return RTCSessionDescription(str(description), offer.type)
 
 
-def _telephone_events(offer: str) -> list[RTCRtpCodecParameters]:
-    """The offer's own payload types for digits (RFC 4733), which aiortc does not know, and so would not let in."""
+def _beside_the_voice(offer: str) -> list[RTCRtpCodecParameters]:
+    """The offer's digits (RFC 4733) and comfort noise (RFC 3389), which aiortc does not know, and would not let in."""
     audio = next(media for media in SessionDescription.parse(offer).media if media.kind == "audio")
-    return [codec for codec in audio.rtp.codecs if codec.name.lower() == "telephone-event"]
+    return [codec for codec in audio.rtp.codecs if codec.name.lower() in {"telephone-event", "cn"}]
