@@ -18,20 +18,22 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.test_faults import reason_of_the_end
+from tests.test_media_workers import a_sideband_gives_orders
 from webrtc_duplex.client.call import Call, connect
 from webrtc_duplex.errors import CapacityError, DuplexError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-START_S, RECOVERY_S = 180.0, 90.0
+START_S, RECOVERY_S = 180.0, 180.0
+REFUSALS = 20
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of `webrtc-duplex serve --cluster 2`."""
+    """The address of `webrtc-duplex serve --cluster 2`: the tiny model, with two rows a replica."""
     pytest.importorskip("ray", reason="needs Ray: scripts/test_cluster.sh")
     port = free_port()
-    command = [sys.executable, "-m", "webrtc_duplex", "serve", "--cluster", "2", "--rows", "2", "--model", "echo"]
+    command = [sys.executable, "-m", "webrtc_duplex", "serve", "--cluster", "2", "--rows", "2"]
     log = tmp_path_factory.mktemp("cluster") / "log"
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "default"}
     with log.open("wb") as output:
@@ -73,10 +75,10 @@ class Operator:
             env={**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"},
         )
 
-    def deploy(self, replicas: int) -> None:
+    def deploy(self, replicas: int, router: str = "rows") -> None:
         settings = {"model": "echo", "rows": 1, "signing_key": "k" * 32, "insecure": "true"}
         engine = {"num_replicas": replicas, "graceful_shutdown_timeout_s": 60, "max_surge_percent": 100}
-        args = {"settings": settings, "engine": engine, "front": {"num_replicas": 1}}
+        args = {"settings": settings, "engine": engine, "front": {"num_replicas": 1}, "router": router}
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(args) + "\n")
         self._process.stdin.flush()
@@ -145,7 +147,9 @@ async def goes_on(call: Call) -> None:
                 return
 
 
-async def test_every_row_of_every_replica_is_had_and_not_one_more(cluster: str) -> None:
+async def test_every_row_of_every_replica_is_had_and_not_one_more(
+    cluster: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with calls(cluster, 4) as four:
         places = [place_in(call) for call in four]
         assert sorted(places.count(place) for place in set(places)) == [2, 2]
@@ -153,9 +157,41 @@ async def test_every_row_of_every_replica_is_had_and_not_one_more(cluster: str) 
             async with connect(cluster):
                 pass
         assert refused.value.code == "at_capacity" and refused.value.retry_after_s
+        took_ms = sorted([1000 * await time_of_a_refusal(cluster) for _ in range(REFUSALS)])
+        with capsys.disabled():
+            print(f"\n{REFUSALS} refusals took {took_ms[REFUSALS // 2]:.0f} ms (p50), {took_ms[-1]:.0f} ms (worst)")
+        await whoever_only_looks_is_shown(cluster)
         await ask(cluster, four[0], method="DELETE")
         async with calls(cluster, 1):
             pass
+
+
+async def whoever_only_looks_is_shown(url: str) -> None:
+    """The page and what there is to choose, though every row is taken."""
+    async with aiohttp.ClientSession(url) as http:
+        for path in ("/", "/v1/models", "/readyz"):
+            async with http.get(path) as answer:
+                assert answer.status == 200, path
+
+
+async def time_of_a_refusal(url: str) -> float:
+    """Seconds from an offer to its 503, on a connection that is there."""
+    offer = (ROOT / "tests" / "sdp" / "good" / "aiortc.sdp").read_bytes()
+    async with aiohttp.ClientSession(url, headers={"Content-Type": "application/sdp"}) as http:
+        await (await http.get("/v1/models")).read()
+        began = time.monotonic()
+        async with http.post("/v1/realtime/calls", data=offer) as answer:
+            took_s = time.monotonic() - began
+            assert answer.status == 503 and float(answer.headers["Retry-After"]) > 0
+            return took_s
+
+
+async def test_twelve_at_once_are_given_the_four_rows_there_are(cluster: str) -> None:
+    async with AsyncExitStack() as stack:
+        asked = [stack.enter_async_context(connect(cluster)) for _ in range(12)]
+        met = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(isinstance(call, Call) for call in met) == 4
+    assert sum(isinstance(call, CapacityError) for call in met) == 8
 
 
 async def test_everything_of_a_call_is_answered_where_it_is(cluster: str) -> None:
@@ -163,6 +199,7 @@ async def test_everything_of_a_call_is_answered_where_it_is(cluster: str) -> Non
         for call in both:
             status, text = await ask(cluster, call)
             assert status == 200 and call.id in text
+            await a_sideband_gives_orders(cluster, call)
             events = asyncio.create_task(ask(cluster, call, "/events"))
             await asyncio.sleep(0.5)
             await ask(cluster, call, method="DELETE")
@@ -240,3 +277,33 @@ async def test_an_upgrade_that_is_also_a_downscale_drops_nobody(tmp_path: Path) 
                         await asyncio.sleep(0.2)
         finally:
             await asyncio.to_thread(operator.close)
+
+
+async def test_without_a_router_of_ours_a_full_cluster_refuses_as_well(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: scripts/test_cluster.sh")
+    with (tmp_path / "log").open("wb") as log:
+        operator = await asyncio.to_thread(Operator, log)
+        try:
+            await asyncio.to_thread(operator.deploy, 2, "choice")
+            async with calls(operator.url, 2) as both:
+                assert place_in(both[0]) != place_in(both[1])
+                with pytest.raises(CapacityError):
+                    async with connect(operator.url):
+                        pass
+                await ask(operator.url, both[0], method="DELETE")
+                async with calls(operator.url, 1):
+                    await goes_on(both[1])
+        finally:
+            await asyncio.to_thread(operator.close)
+
+
+def test_a_cluster_whose_servers_cannot_start_ends_with_what_they_said(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: scripts/test_cluster.sh")
+    command = [sys.executable, "-m", "webrtc_duplex", "serve", "--cluster", "--port", str(free_port())]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "default"}
+    ended = subprocess.run(
+        [*command, "--model", "/nowhere"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 2
+    assert "/nowhere is no directory here" in ended.stdout + ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("webrtc-duplex: no replica has started")

@@ -5,11 +5,14 @@ import json
 import socket
 from pathlib import Path
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.server.served import CALLS, error_of, open_call, serving
 from webrtc_duplex.__main__ import main
-from webrtc_duplex.cluster.replica import Answer, call_of, free_port, place_of, url_of
+from webrtc_duplex.cluster.replica import Answer, Replica, call_of, free_port, place_of, url_of
 from webrtc_duplex.errors import EngineError
 from webrtc_duplex.server.places import Places
 from webrtc_duplex.settings import ServerSettings, Settings
@@ -64,6 +67,24 @@ async def test_a_server_names_its_place_in_the_ids_of_its_calls(tmp_path: Path) 
         assert await error_of(await http.get(f"{CALLS}/{elsewhere}", headers=call.headers)) == (410, "call_lost", None)
 
 
+@pytest.mark.parametrize(
+    ("status", "rows", "healthy"),
+    [(200, 2, True), (503, 2, True), (503, 0, False)],
+    ids=["ready", "admits nobody, as its steps are late", "without an engine"],
+)
+async def test_only_a_server_without_an_engine_is_to_be_replaced(status: int, rows: int, healthy: bool) -> None:
+    async def readyz(_: web.Request) -> web.Response:
+        return web.json_response({"status": "?", "rows": rows}, status=status)
+
+    app = web.Application()
+    app.router.add_get("/readyz", readyz)
+    replica = Replica({}, "127.0.0.1", "20000-29999")
+    async with TestServer(app) as server, aiohttp.ClientSession(server.make_url("")) as replica._http:
+        assert await replica.is_healthy() is healthy
+        await server.close()
+        assert not await replica.is_healthy()
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is there")
 def test_without_ray_a_sentence_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--cluster"]) == 2
@@ -74,3 +95,11 @@ def test_a_cluster_takes_no_settings_file(capsys: pytest.CaptureFixture[str], tm
     pytest.importorskip("ray", reason="needs Ray: scripts/test_cluster.sh")
     assert main(["serve", "--cluster", "--config", str(tmp_path / "settings.toml")]) == 2
     assert "not a --config file" in capsys.readouterr().err
+
+
+def test_a_cluster_whose_port_is_taken_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray", reason="needs Ray: scripts/test_cluster.sh")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--cluster", "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err

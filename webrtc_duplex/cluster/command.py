@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Mapping
 
@@ -12,6 +13,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 
 from webrtc_duplex.cluster.app import SIGNING_KEY, build
+from webrtc_duplex.errors import EngineError
 from webrtc_duplex.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -22,7 +24,11 @@ APPLICATION = "webrtc-duplex"
 
 
 def serve_cluster(settings: Settings, given: Mapping[str, str], replicas: int) -> int:
-    """Serve until SIGINT or SIGTERM. `given` are the knobs as they were set, for the servers to read again."""
+    """Serve until SIGINT or SIGTERM. `given` are the knobs as they were set, for the servers to read again.
+
+    Raises RequestError for settings that no cluster can have, EngineError where the port is taken or no server starts.
+    """
+    _require_port(settings.server.host, settings.server.port)
     os.environ.setdefault(SIGNING_KEY, secrets.token_urlsafe(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     drain = {"graceful_shutdown_timeout_s": settings.server.drain_timeout_s}
@@ -33,13 +39,25 @@ def serve_cluster(settings: Settings, given: Mapping[str, str], replicas: int) -
     ray.init(address="local", num_cpus=replicas + 1, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES)
     try:
         serve.start(http_options=HTTPOptions(host=settings.server.host, port=settings.server.port))
-        serve.run(application, name=APPLICATION, route_prefix="/")
+        try:
+            serve.run(application, name=APPLICATION, route_prefix="/")
+        except RuntimeError as error:
+            raise EngineError(f"no replica has started; what its server said stands above ({error})") from error
         logger.info("listening on http://%s:%d", settings.server.host, settings.server.port)
         _wait_for_signal()
     finally:
         serve.shutdown()
         ray.shutdown()
     return 0
+
+
+def _require_port(host: str, port: int) -> None:
+    """Raises EngineError if nobody can listen there: Serve would find out late, and say it at length."""
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        raise EngineError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _wait_for_signal() -> None:

@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Protocol
 
 import aiohttp
@@ -15,9 +16,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
-from webrtc_duplex.cluster.replica import Answer, Headers, url_of
+from webrtc_duplex.cluster.replica import Answer, Headers, call_of, url_of
 from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, EngineError, RequestError
 from webrtc_duplex.server.failures import error_body
 from webrtc_duplex.server.places import Places
@@ -48,12 +49,22 @@ class Gate:
         self._engines = engines
         self._places = Places("gate", signing_key.encode())
         self._http: aiohttp.ClientSession | None = None
+        self._last_place: str | None = None
+        """Of a call opened or asked after here: whoever it is can show the page while all rows are taken."""
         self._held: set[asyncio.Task[None]] = set()  # one a call that was opened here; bounded by the rows there are
 
     def app(self) -> Starlette:
         """The ASGI app."""
         routes = [WebSocketRoute("/{path:path}", self.follow), Route("/{path:path}", self.pass_on, methods=METHODS)]
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, lifespan=self._open)
+
+    @asynccontextmanager
+    async def _open(self, _: Starlette) -> AsyncIterator[None]:
+        """While it serves there is a way to the servers, and then nothing is left of it."""
+        async with aiohttp.ClientSession(auto_decompress=False) as self._http:
+            yield
+        for task in self._held:
+            task.cancel()
 
     async def pass_on(self, request: Request) -> Response:
         """Have it answered where its call is, or by whoever has room."""
@@ -63,10 +74,13 @@ class Gate:
             body = await _body_of(request)
             call_id = _call_named(request.url.path, request.query_params, body)
             if call_id is not None:
-                return await self._by_its_server(request, self._places.place_of(call_id), body)
+                self._last_place = self._places.place_of(call_id)
+                return await self._by_its_server(request, self._last_place, body)
             if request.url.path.startswith(_HERE):
                 raise RequestError("a cluster issues no client secrets; use an API key", status=501, code="no_secrets")
             return await self._by_anybody(request, body)
+        except CapacityError as full:
+            return await self._without_a_row(request, full)
         except DuplexError as error:
             return _refusal(error)
 
@@ -78,8 +92,19 @@ class Gate:
                 answer = await anext(answers)
         except TimeoutError:
             raise EngineError("no replica has answered; try again", retry_after_s=RETRY_AFTER_S) from None
+        if (opened := call_of(answer)) is not None:
+            self._last_place = self._places.place_of(opened[0])
         self._hold(answers)
         return _response(answer)
+
+    async def _without_a_row(self, request: Request, full: CapacityError) -> Response:
+        """Serve counts every request as a row; what only looks needs none, and any server will do."""
+        if request.method not in ("GET", "OPTIONS") or self._last_place is None:
+            return _refusal(full)
+        try:
+            return await self._by_its_server(request, self._last_place, b"")
+        except CallNotFoundError:  # it is gone
+            return _refusal(full)
 
     def _hold(self, answers: AsyncIterator[Answer]) -> None:
         """Read the stream to its end, which is the call's."""
@@ -133,9 +158,7 @@ class Gate:
             await socket.close(code=4404)
 
     def _session(self) -> aiohttp.ClientSession:
-        """Made late: it belongs to the loop that serves."""
-        if self._http is None:
-            self._http = aiohttp.ClientSession(auto_decompress=False)
+        assert self._http is not None, "the app serves"
         return self._http
 
 
@@ -147,9 +170,14 @@ async def _tell(socket: WebSocket, server: aiohttp.ClientWebSocketResponse) -> N
 
 async def _obey(socket: WebSocket, server: aiohttp.ClientWebSocketResponse) -> None:
     try:
-        while True:
-            await server.send_str(await socket.receive_text())
-    except (WebSocketDisconnect, RuntimeError):  # RuntimeError: closed by us meanwhile
+        while (message := await socket.receive())["type"] != "websocket.disconnect":
+            if (text := message.get("text")) is not None:
+                await server.send_str(text)
+            else:
+                await server.send_bytes(message["bytes"])
+    except RuntimeError:  # closed by us meanwhile
+        pass
+    finally:
         await server.close()
 
 

@@ -63,7 +63,7 @@ class Replica:
         self._process = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER_CODE, env=environment)
         self._http = aiohttp.ClientSession(f"http://{self._address}:{port}")
         async with asyncio.timeout(START_S):
-            while not await self.is_healthy():
+            while not await self._takes_calls():
                 if self._process.returncode is not None:
                     raise EngineError(f"the server ended with {self._process.returncode}; its log says why")
                 await asyncio.sleep(LOOK_AGAIN_S)
@@ -81,13 +81,25 @@ class Replica:
                 await self._process.wait()
 
     async def is_healthy(self) -> bool:
-        """Whether the server takes calls."""
+        """Whether the server answers and has an engine.
+
+        One that admits nobody now, as its steps are late, is healthy: to be replaced would cut its calls off.
+        """
+        _, rows = await self._readiness()
+        return rows > 0
+
+    async def _takes_calls(self) -> bool:
+        ready, _ = await self._readiness()
+        return ready
+
+    async def _readiness(self) -> tuple[bool, int]:
+        """Whether it takes calls, and how many rows its engine has; 0 where there is no engine, or no server."""
         assert self._http is not None
         try:
             async with self._http.get("/readyz") as answer:
-                return answer.status == 200
+                return answer.status == 200, int((await answer.json())["rows"])
         except aiohttp.ClientError:
-            return False
+            return False, 0
 
     async def call(self, method: str, path: str, headers: Headers, body: bytes) -> AsyncIterator[Answer]:
         """Yield the server's answer; if that is of a new call, end only with the call."""
