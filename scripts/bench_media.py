@@ -491,6 +491,7 @@ def running(name: str, rows: int, core: int | None) -> Iterator[Server]:
     """Start a server, wait until it is ready, end it."""
     port = free_port()
     ours = [sys.executable, "-m", "webrtc_duplex", "serve", "--model", "echo", "--port", str(port), "--rows", str(rows)]
+    ours += ["--media-workers", "1"]  # one process against one
     plain = [sys.executable, __file__, "--serve-plain", str(port)]
     process = subprocess.Popen(
         ours if name == "ours" else plain,
