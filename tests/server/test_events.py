@@ -173,6 +173,24 @@ def test_speech_of_the_user_is_told_with_its_times(told: Told) -> None:
     assert started["item_id"] == stopped["item_id"]
 
 
+def test_a_silence_of_both_is_told_of_once_until_somebody_speaks(told: Told) -> None:
+    turns = events.Turns(told.feed, told.responses, idle_timeout_ms=800)
+    for frame in [SILENCE] * 40 + [tone()] * 5 + [SILENCE] * 40:
+        turns.heard(frame)
+    first, second = told.of("input_audio_buffer.timeout_triggered")
+    assert (first["audio_start_ms"], first["audio_end_ms"]) == (0, 800)
+    assert second["audio_end_ms"] - second["audio_start_ms"] == 800 and second["audio_start_ms"] > 40 * 80
+    assert first["item_id"] != second["item_id"]
+
+
+def test_while_the_agent_speaks_nobody_is_idle(told: Told) -> None:
+    turns = events.Turns(told.feed, told.responses, idle_timeout_ms=800)
+    told.responses.said(" well", tone())
+    for _ in range(40):
+        turns.heard(SILENCE)
+    assert told.of("input_audio_buffer.timeout_triggered") == []
+
+
 def test_a_slow_channel_loses_statistics_and_no_word() -> None:
     channel, stuck = FakeChannel(), list[bool]()
     listener = channel_listener(channel, stuck)

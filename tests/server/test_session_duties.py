@@ -17,6 +17,7 @@ from tests.server.peer import House, Peer, call, house, in_state
 from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.errors import CapacityError, RequestError
 from webrtc_duplex.messages import Prompt
+from webrtc_duplex.server import realtime
 from webrtc_duplex.server.session import CallRequest, SessionState
 from webrtc_duplex.settings import EngineSettings, ServerSettings
 
@@ -254,3 +255,84 @@ async def what_is_held() -> tuple[int, int, int]:
             break
     gc.collect()
     return len(os.listdir("/proc/self/fd")), threading.active_count(), len(asyncio.all_tasks())
+
+
+async def test_a_caller_who_went_away_in_line_never_takes_a_row_and_stands_in_nobodys_way(one_row: House) -> None:
+    async with call(one_row) as (talking, _):
+        gone, gone_id = await in_line(one_row, "rtc_gone")
+        waiting, waiting_id = await in_line(one_row, "rtc_waiting")
+        gone.vanish()
+        while (await waiting.event("ext.queue", after=len(waiting.events)))["position"] > 1:
+            pass
+        began = len(one_row.runner.began)
+        await talking.close()
+        await in_state(one_row.calls.find(waiting_id), SessionState.LIVE)
+        assert one_row.calls.find(gone_id).state is SessionState.QUEUED
+        assert len(one_row.runner.began) == began + 1
+        await waiting.close()
+        await gone.close()
+
+
+async def test_who_stands_in_line_without_a_connection_gets_no_row(one_row: House) -> None:
+    async with call(one_row) as (talking, _):
+        never = Peer("oai-events")
+        session = await one_row.calls.answer(CallRequest("rtc_never", await never.offer(), queue_s=30))
+        await talking.close()
+        await one_row.rows_free(1)
+        async with call(one_row) as (_, next_one):
+            await in_state(next_one, SessionState.LIVE)
+            assert session.state is SessionState.QUEUED
+        await session.hang_up()
+        await never.close()
+
+
+async def test_a_refusal_says_how_long_the_wait_will_be_behind_all_who_stand_in_line(one_row: House) -> None:
+    async with call(one_row):
+        first, _ = await in_line(one_row, "rtc_first")
+        eta_s = (await first.event("ext.queue"))["eta_s"]
+        with pytest.raises(CapacityError) as refused:
+            async with call(one_row):
+                pass
+        assert refused.value.retry_after_s == pytest.approx(2 * eta_s, rel=0.2)
+        await first.close()
+
+
+async def test_who_opens_a_channel_after_the_end_was_announced_is_told_of_it(one_row: House) -> None:
+    peer = Peer("oai-events")
+    session = await one_row.calls.answer(CallRequest("rtc_1", await peer.offer()))
+    session.announce_end("drained", 20)
+    await peer.accept(session.answer)
+    closing = await peer.event("ext.session.closing")
+    assert closing["reason"] == "drained" and 0 < closing["in_ms"] <= 20_000
+    await peer.close()
+
+
+async def test_a_call_is_told_of_its_end_before_its_longest_duration_is_over(tmp_path: Path) -> None:
+    limits = ServerSettings(max_duration_s=4)
+    async with house(tmp_path, server=limits) as full, call(full, channel="oai-events") as (peer, session):
+        assert 0 < (await peer.event("ext.session.closing"))["in_ms"] <= 2_000
+        await in_state(session, SessionState.ENDED)
+        assert session.ended_because == "max_duration"
+        told = [event["in_ms"] for event in peer.events if event["type"] == "ext.session.closing"]
+    assert len(told) == 2 and told[1] == 0
+
+
+async def test_a_client_that_asks_for_it_is_told_that_nobody_speaks(
+    one_row: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(realtime, "IDLE_MS", (500, 30_000))
+    async with call(one_row, channel="oai-events") as (peer, _):
+        await peer.opened.wait()
+        wanted = {"audio": {"input": {"turn_detection": {"type": "server_vad", "idle_timeout_ms": 800}}}}
+        peer.tell({"type": "session.update", "session": wanted})
+        detection = (await peer.event("session.updated"))["session"]["audio"]["input"]["turn_detection"]
+        told = await peer.event("input_audio_buffer.timeout_triggered")
+    assert detection == {"type": "server_vad", "idle_timeout_ms": 800}
+    assert told["audio_end_ms"] - told["audio_start_ms"] == 800 and told["item_id"]
+
+
+async def test_an_agent_that_hears_itself_is_warned_of(one_row: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with call(one_row, channel="oai-events") as (peer, session):
+        await in_state(session, SessionState.LIVE)
+        monkeypatch.setattr(session._echo, "look", lambda: True)
+        assert (await peer.event("ext.warning"))["code"] == "echo_suspected"
