@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.checkpoints import personaplex_directory
+from tests.checkpoints import moshi_directory, personaplex_directory
 from webrtc_duplex.errors import CheckpointError
 from webrtc_duplex.voice_commands import add_voices_command
 
@@ -32,9 +32,9 @@ def test_voices_are_listed_with_length_and_kind(directory: Path, capsys: pytest.
     ]
 
 
-def test_a_model_of_one_voice_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("voices", "list", "--model", "tiny") == 0
-    assert capsys.readouterr().out == "tiny has no voices to choose from\n"
+def test_a_model_of_one_voice_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("voices", "list", "--model", moshi_directory(tmp_path / "moshi")) == 0
+    assert capsys.readouterr().out == "moshi has no voices to choose from\n"
 
 
 def test_an_unfit_voice_is_listed_with_what_is_wrong(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
