@@ -102,6 +102,26 @@ def test_a_model_that_is_not_there_ends_the_server_with_one_sentence(tmp_path: P
     assert "Traceback" not in ended.stderr and ended.stderr.count(f"{tmp_path / 'nowhere'}") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--model", "tiny", "--rows", "1000000"), "rows would fit"),
+        (("--model", "tiny", "--device", "cuda:99"), "there is no cuda"),
+        (("--model", "tiny", "--device", "gpu7"), "a device is cpu, cuda or cuda:N, not 'gpu7'"),
+        (("--model", "echo", "--host", "nowhere.invalid", "--insecure"), "cannot listen on nowhere.invalid:0"),
+        (("--model", "echo", "--host", "203.0.113.9", "--insecure"), "Cannot assign requested address"),
+    ],
+)
+def test_settings_that_this_machine_cannot_have_end_the_server_with_one_sentence(
+    options: tuple[str, ...], sentence: str
+) -> None:
+    command = [sys.executable, "-m", "webrtc_duplex", "serve", "--port", "0", *options]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert [line.startswith("webrtc-duplex: ") for line in ended.stderr.splitlines() if sentence in line] == [True]
+
+
 def test_a_port_that_is_taken_ends_the_server_with_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

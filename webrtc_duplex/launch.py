@@ -199,10 +199,17 @@ async def _http(
         try:
             await web.TCPSite(runner, host, port, ssl_context=tls, backlog=BACKLOG).start()
         except OSError as error:
-            raise EngineError(f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}") from error
+            raise EngineError(f"cannot listen on {host}:{port}: {_reason(error)}") from error
         for address in runner.addresses:
             logger.info("listening on %s://%s:%d", "https" if tls else "http", address[0], address[1])
         yield partial(app[DESK].drain, settings.server.drain_timeout_s)
+
+
+def _reason(error: OSError) -> str:
+    """What the system says; asyncio puts more before it, but a name that is not found has a number of its own kind."""
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror)
+    return os.strerror(error.errno or 0)
 
 
 @asynccontextmanager
