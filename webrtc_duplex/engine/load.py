@@ -84,6 +84,8 @@ class Strain:
         self.closed_because: str | None = None
         self._share = 0.0  # of strained steps lately, exponentially forgotten
 
+    LASTS_S = 8.0
+    """So long admission stays closed at least, once steps are at ease again."""
     def note(self, late_s: float, step_s: float, busy_s: float, skipped: int) -> None:
         """A step began `late_s` late and took `step_s`; `busy_s` is that over all the sub-ticks of a frame."""
         strained = late_s > self.LATE_S or skipped > 0 or busy_s > self.BUSY_SHARE * FRAME_S

@@ -58,9 +58,6 @@ LIFE: dict[tuple[RowState, RowEvent], RowState] = {
     (RowState.HELD, RowEvent.FREED): RowState.FREE,
 }
 
-RETRY_AFTER_S = 5.0
-"""What a refused caller is told: nobody knows when somebody hangs up, and so long a wait is bearable."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
@@ -127,9 +124,9 @@ class RowPool:
         return list(self._leased.values())
 
     def open(self, tenant: Tenant, prompt: Prompt, now: float, deadline: float) -> Row:
-        """Lease a row in a new epoch; raises CapacityError when none is free."""
+        """Lease a row in a new epoch; raises CapacityError when none is free. For how long, the server knows better."""
         if not self._free:
-            raise CapacityError(f"all {len(self._rows)} rows are leased", retry_after_s=RETRY_AFTER_S)
+            raise CapacityError(f"all {len(self._rows)} rows are leased")
         crowd = self._crowds()
         old = min(self._free, key=lambda row: crowd[row.phase])  # of equals the first, that is the longest free
         self._free.remove(old)

@@ -16,7 +16,7 @@ from typing import assert_never
 
 from webrtc_duplex.audio import FRAME_S
 from webrtc_duplex.engine.load import ChunkCost, Cost, Counts, Strain
-from webrtc_duplex.engine.rows import RETRY_AFTER_S, Row, RowEvent, RowPool, RowState, Tenant
+from webrtc_duplex.engine.rows import Row, RowEvent, RowPool, RowState, Tenant
 from webrtc_duplex.errors import CapacityError, DuplexError, EngineError, RequestError, StaleEpochError
 from webrtc_duplex.messages import (
     Close,
@@ -190,7 +190,7 @@ class Scheduler:
     def _check_admission(self) -> None:
         """Raise CapacityError while there is too much to do."""
         if self._strain.closed_because is not None:
-            raise CapacityError(self._strain.closed_because, code="overloaded", retry_after_s=RETRY_AFTER_S)
+            raise CapacityError(self._strain.closed_because, code="overloaded", retry_after_s=Strain.LASTS_S)
 
     def _update(self, row: Row, prompt: Prompt, now: float) -> list[Sent]:
         """Take another prompt while the model has not heard the caller yet."""
