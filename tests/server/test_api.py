@@ -26,7 +26,7 @@ from tests.server.served import (
     serving,
 )
 from webrtc_duplex.server.app import DESK
-from webrtc_duplex.settings import AccessSettings, IceSettings, Settings
+from webrtc_duplex.settings import AccessSettings, IceSettings, ServerSettings, Settings
 
 FRAGMENT = {"Content-Type": "application/trickle-ice-sdpfrag"}
 CANDIDATE = "a=mid:0\r\na=candidate:1 1 udp 2122260223 192.0.2.10 50000 typ host\r\n"
@@ -159,18 +159,26 @@ async def state_of(http: Http, call: Opened) -> str:
 
 async def test_who_waits_in_line_gets_the_next_free_row(http: Http) -> None:
     calls = [await open_call(http) for _ in range(2)]
-    waiting = await open_call(http, queue="30")
-    assert await state_of(http, waiting) == "queued"
-    await http.delete(calls[0].place, headers=calls[0].headers)
-    while await state_of(http, waiting) == "queued":
-        await asyncio.sleep(0.02)
-    assert await state_of(http, waiting) == "connecting"
+    async with peer() as pc:
+        answer = await http.post(CALLS, params={"queue": "30"}, data=await offer_of(pc), headers=SDP)
+        await pc.setRemoteDescription(RTCSessionDescription(await answer.text(), "answer"))
+        waiting = Opened(answer.headers["Location"], "", bearer(answer.headers["X-Call-Secret"]))
+        assert await state_of(http, waiting) == "queued"
+        await http.delete(calls[0].place, headers=calls[0].headers)
+        while await state_of(http, waiting) == "queued":
+            await asyncio.sleep(0.02)
+        assert await state_of(http, waiting) in ("connecting", "live")
 
 
 @pytest.mark.parametrize("seconds", ["-1", "1e9", "nan", "soon"])
 async def test_nobody_waits_for_ever(http: Http, seconds: str) -> None:
     answer = await http.post(CALLS, params={"queue": seconds}, data=OFFER, headers=SDP)
     assert await error_of(answer) == (400, "invalid_value", "queue")
+
+
+async def test_the_model_says_whether_calls_are_recorded_on_request(tmp_path: Path) -> None:
+    async with serving(tmp_path, settings=Settings(server=ServerSettings(recordings=tmp_path / "kept"))) as http:
+        assert (await (await http.get("/v1/models")).json())["data"][0]["recording"] is True
 
 
 async def test_a_recording_is_refused_where_there_is_no_place_for_it(http: Http) -> None:
@@ -363,6 +371,7 @@ async def test_a_server_that_drains_takes_no_more_calls(http: Http) -> None:
     await asyncio.sleep(0)
     answer = await http.post(CALLS, data=OFFER, headers=SDP)
     assert await error_of(answer) == (503, "draining", None)
+    assert 25 <= int(answer.headers["Retry-After"]) <= 30
     assert (await (await http.get("/readyz")).json())["reason"] == "the server is draining"
     assert not draining.done()
     await http.delete(call.place, headers=call.headers)

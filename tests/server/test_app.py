@@ -1,6 +1,7 @@
 """The application around its routes: health, the page, what a failure becomes."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,11 +11,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from tests.server.served import Http, serving, serving_without_engine
+from webrtc_duplex import logs
 from webrtc_duplex.errors import CapacityError, EngineError, RequestError
 from webrtc_duplex.server.app import PathLogger, make_app
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.server.failures import ENGINE, METRICS, answer_errors, error_response
 from webrtc_duplex.server.metrics import Metrics
+from webrtc_duplex.server.places import Places
 from webrtc_duplex.settings import ServerSettings, Settings
 
 
@@ -114,6 +117,19 @@ def test_the_access_log_holds_no_query(caplog: pytest.LogCaptureFixture, path: s
     assert path in record.getMessage()
     assert "kind" not in record.getMessage()
     assert record.levelname == level
+
+
+@pytest.mark.parametrize("where", ["path", "Location"])
+def test_a_line_of_the_access_log_is_of_the_call_that_the_request_is_about(
+    caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    place = f"/v1/realtime/calls/{Places('0', b'key').new_call_id()}"
+    path, headers = (place, {}) if where == "path" else ("/v1/realtime/calls", {"Location": place})
+    caplog.handler.setFormatter(logs.JsonFormatter(None))
+    with caplog.at_level("DEBUG"):
+        response = web.Response(headers=headers)
+        PathLogger(logging.getLogger("access"), "").log(make_mocked_request("POST", path), response, 0.0)
+    assert json.loads(caplog.text)["call"] == place.rpartition("/")[2]
 
 
 async def test_leaving_the_application_ends_its_tasks(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
-from webrtc_duplex.server.realtime import Json, read_session, session_object, what_counts
+from webrtc_duplex.server.realtime import Json, read_idle_timeout, read_session, session_object, what_counts
 
 CARD = ModelCard("double", ("ann", "bob"), "ann", takes_text=True, max_text_chars=10, pieces=("",))
 MUTE = ModelCard("echo", (), None, takes_text=False, max_text_chars=0, pieces=("",))
@@ -71,3 +71,24 @@ def test_the_session_in_force_is_shown() -> None:
     shown = session_object("rtc_1", Prompt(seed=7), CARD)
     assert (shown["model"], shown["seed"]) == ("double", 7)
     assert shown["audio"]["output"]["voice"] == "ann"  # type: ignore[index,call-overload]
+
+
+def detection(limit: Json) -> dict[str, Json]:
+    return {"audio": {"input": {"turn_detection": {"type": "server_vad", "idle_timeout_ms": limit}}}}
+
+
+def test_a_client_may_ask_to_be_told_of_silence() -> None:
+    assert read_idle_timeout(detection(6000), None) == 6000
+    assert read_idle_timeout({"audio": {"input": {"turn_detection": None}}}, 6000) is None
+    assert read_idle_timeout(detection(None), 6000) == 6000
+    assert read_idle_timeout({"audio": {"output": {"voice": "bob"}}}, 6000) == 6000
+    shown = session_object("rtc_1", Prompt(), CARD, 6000)
+    assert read_idle_timeout(shown, None) == 6000
+    assert read_idle_timeout(what_counts(detection(6000), CARD), None) == 6000
+
+
+@pytest.mark.parametrize("limit", [4999, 30_001, True, 6000.5, "6000", [6000]])
+def test_a_silence_of_another_length_is_refused(limit: Json) -> None:
+    with pytest.raises(RequestError, match="5000 to 30000") as refused:
+        read_idle_timeout(detection(limit), None)
+    assert refused.value.param == "session.audio.input.turn_detection.idle_timeout_ms"

@@ -349,6 +349,7 @@ async def test_models_and_voices_are_listed(http: Http) -> None:
         "owned_by": "webrtc-duplex",
         "takes_text": True,
         "max_text_chars": 100,
+        "recording": False,
     }
     voices = await (await http.get("/v1/voices")).json()
     assert [voice["id"] for voice in voices["data"]] == ["ann", "bob"]

@@ -6,11 +6,13 @@ import os.path
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
+from webrtc_duplex import logs
 from webrtc_duplex.server import aliases, streams
 from webrtc_duplex.server.auth import Door
 from webrtc_duplex.server.engines import Engine
@@ -18,7 +20,7 @@ from webrtc_duplex.server.failures import ENGINE, METRICS, Handler, answer_error
 from webrtc_duplex.server.ice import IceServers
 from webrtc_duplex.server.metrics import CONTENT_TYPE, Metrics
 from webrtc_duplex.server.openapi import document
-from webrtc_duplex.server.places import Places
+from webrtc_duplex.server.places import CALL_ID, Places
 from webrtc_duplex.server.reading import JSON_BYTES
 from webrtc_duplex.server.session import Calls
 from webrtc_duplex.server.signaling import SECRET_HEADER, Desk
@@ -52,7 +54,7 @@ def make_app(settings: Settings, engine: Engine) -> web.Application:
     shared_key = settings.server.signing_key
     signing_key = shared_key.encode() if shared_key is not None else secrets.token_bytes(32)
     door = Door(settings.access, signing_key, time.monotonic, time.time)
-    desk = Desk(engine, Places(settings.server.place, signing_key), door, IceServers(settings.ice), settings.access)
+    desk = Desk(engine, Places(settings.server.place, signing_key), door, IceServers(settings.ice), settings)
     app[ENGINE] = engine
     app[METRICS] = Metrics(engine)
     app[DESK] = desk
@@ -98,7 +100,10 @@ class PathLogger(AbstractAccessLogger):
         routine = request.path.startswith(self.ROUTINE) and response.status < 400
         level = logging.DEBUG if routine else logging.INFO
         line = "%s %s %s %d, %.0f ms"
-        self.logger.log(level, line, request.remote, request.method, request.path, response.status, 1000 * time)
+        facts = request.remote, request.method, request.path, response.status, 1000 * time
+        call = CALL_ID.search(request.path) or CALL_ID.search(response.headers.get("Location", ""))
+        with logs.of_call(call[0]) if call else nullcontext():
+            self.logger.log(level, line, *facts)
 
 
 # ---- other origins

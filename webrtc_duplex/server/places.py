@@ -15,7 +15,7 @@ from webrtc_duplex.errors import CallNotFoundError
 
 _TAG_CHARACTERS = 10
 _RANDOM_BYTES = 16
-_CALL_ID = re.compile(r"rtc_([a-z0-9]{1,32})([a-z2-7]{10})_([a-z2-7]{26})", re.ASCII)
+CALL_ID = re.compile(r"rtc_([a-z0-9]{1,32})([a-z2-7]{10})_([a-z2-7]{26})", re.ASCII)
 
 
 class Places:
@@ -33,7 +33,7 @@ class Places:
 
     def place_of(self, call_id: str) -> str:
         """The place that named this call. Raises CallNotFoundError for a name that no place of ours has made."""
-        match = _CALL_ID.fullmatch(call_id)
+        match = CALL_ID.fullmatch(call_id)
         if match is None or not hmac.compare_digest(match[2], self._tag(match[1])):
             raise CallNotFoundError(f"there is no call {call_id[:80]!r}")
         return match[1]

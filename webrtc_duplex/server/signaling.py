@@ -42,7 +42,7 @@ from webrtc_duplex.server.realtime import Json, read_idle_timeout, read_session,
 from webrtc_duplex.server.register import Register, RegisteredCall
 from webrtc_duplex.server.sdp import finish_answer, finish_offer, is_heard, parse_fragment, safe_offer, ufrag_of
 from webrtc_duplex.server.session import CallRequest, SessionState
-from webrtc_duplex.settings import AccessSettings
+from webrtc_duplex.settings import Settings
 
 CALLS_PATH = "/v1/realtime/calls"
 WHIP_PATH = "/whip"
@@ -90,18 +90,22 @@ class Desk:
         places: Places,
         door: Door,
         ice: IceServers,
-        settings: AccessSettings,
+        settings: Settings,
         wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.door = door
         self._engine = engine
         self._places = places
         self._ice = ice
-        self._settings = settings
+        self._settings = settings.access
+        self._keeps_recordings = settings.server.recordings is not None
         self._wall_clock = wall_clock
+        self._clock = clock
         self._calls: Register | None = None
         self._records: dict[str, Record] = {}
-        self._draining = False
+        self._gone_at: float | None = None
+        """When this process will be gone, once it drains."""
 
     def open(self, calls: Register) -> None:
         """Take calls from now on."""
@@ -116,13 +120,13 @@ class Desk:
     @property
     def unready_because(self) -> str | None:
         """Why no call is taken now, as a sentence; None if it is."""
-        if self._draining:
+        if self._gone_at is not None:
             return "the server is draining"
         return self._engine.unready_because or self.calls.unready_because
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more calls, tell the callers, and wait so long for them to hang up by themselves."""
-        self._draining = True
+        self._gone_at = self._clock() + timeout_s
         for session in self.live():
             session.announce_end("drained", timeout_s)
         try:
@@ -216,8 +220,9 @@ class Desk:
         return caller
 
     def _check_ready(self) -> None:
-        if self._draining:
-            raise EngineError("the server is draining; it takes no more calls", code="draining")
+        if self._gone_at is not None:
+            left_s = max(1.0, self._gone_at - self._clock())
+            raise EngineError("the server is draining; it takes no more calls", code="draining", retry_after_s=left_s)
         if not self._engine.ready:
             raise EngineError(self._engine.unready_because or "the engine is starting")
 
@@ -407,6 +412,7 @@ class Desk:
             "owned_by": "webrtc-duplex",
             "takes_text": card.takes_text,
             "max_text_chars": card.max_text_chars,
+            "recording": self._keeps_recordings,
         }
         return web.json_response({"object": "list", "data": [model]})
 
