@@ -26,6 +26,14 @@ def test_a_piece_takes_no_more_than_the_gap() -> None:
     assert cost.fitting(-1.0, 100) == 0
 
 
+def test_however_long_a_prompt_and_a_gap_are_a_piece_has_at_most_256_columns() -> None:
+    cost = ChunkCost()
+    for bits in range(12):
+        cost.learn(1 << bits, 1e-6)
+    assert cost.fitting(0.25, 3000) == 256
+    assert cost.fitting(0.25, 200) == 200
+
+
 def test_an_estimate_rises_at_once_and_falls_slowly_and_with_time() -> None:
     cost = Cost()
     cost.learn(0.010)

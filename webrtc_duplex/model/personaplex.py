@@ -123,22 +123,35 @@ class LM(nn.Module):
 
         Equals hearing them one by one; the columns are given whole, so nothing is chosen on the way.
         """
-        return self.temporal.prefill(self._embed(prompt, start, start + count), state.temporal, row, start)[None]
+        return self.temporal.prefill(self.embed(prompt, start, start + count), state.temporal, row, start)[None]
+
+    def embed(self, prompt: PromptColumns, start: int, end: int) -> Tensor:
+        """Temporal inputs [T, D] of the prompt's columns start .. end - 1."""
+        x = self.temporal.embed(prompt.tokens[start:end].to(self.late.device))
+        if prompt.embeddings is not None:
+            given = prompt.embeddings[start:end].to(x.device, x.dtype)
+            x[: len(given)] = given
+        return x
 
     def consider(self, hidden: Tensor) -> Thought:
         """hidden [B, D] with what it says of the text."""
         return Thought(hidden, self.temporal.text_logits(hidden))
 
     def open(self, prompt: PromptColumns, thought: Thought, row: int, state: LMState) -> None:
-        """End the prompt of a row: choose text and codebook 0 of the first live column.
+        """End the prompt of a row."""
+        device = self.late.device
+        self.choose_first(thought, prompt.tail.to(device), torch.tensor([row], device=device), state)
 
-        Its codebooks 1..7 belong to the prompt's last frame, so they are given.
+    def choose_first(self, thought: Thought, tail: Tensor, rows: Tensor, state: LMState) -> None:
+        """Choose text and codebook 0 of the first live column of a row, int64 [1].
+
+        Its codebooks 1..7 belong to the prompt's last frame, so they are given; tail int64 [2, 8]: agent, caller.
         """
-        rows = torch.tensor([row], device=self.late.device)
+        agent, user = tail[:1], tail[1:]
         chosen, _ = self._choose(thought, rows, state, steps=1, greedy=False)
-        agent = torch.where(self.late[AGENT], prompt.tail_agent.to(self.late.device), chosen[0, 1])
-        state.own[row] = torch.cat([chosen[0, :1], agent])
-        state.heard[row] = prompt.tail_user.to(self.late.device)
+        own = torch.cat([chosen[:, :1], torch.where(self.late[AGENT], agent, chosen[:, 1:])], dim=1)
+        state.own.index_copy_(0, rows, own)
+        state.heard.index_copy_(0, rows, user)
 
     def _choose(
         self, thought: Thought, rows: Tensor, state: LMState, steps: int, greedy: bool
@@ -159,14 +172,6 @@ class LM(nn.Module):
 
         codes = self.depformer.run(thought.hidden, text, choose_code, steps)
         return torch.stack([text, *codes], dim=1), torch.stack(best, dim=1)
-
-    def _embed(self, prompt: PromptColumns, start: int, end: int) -> Tensor:
-        """Temporal inputs [T, D] of columns start .. end - 1."""
-        x = self.temporal.embed(prompt.tokens[start:end].to(self.late.device))
-        if prompt.embeddings is not None:
-            given = prompt.embeddings[start:end].to(x.device, x.dtype)
-            x[: len(given)] = given
-        return x
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,11 @@ class PromptColumns:
         """P, the number of columns to prefill."""
         return self.tokens.shape[0]
 
+    @property
+    def tail(self) -> Tensor:
+        """Both last frames, agent and caller: int64 [2, 8]"""
+        return torch.stack([self.tail_agent, self.tail_user])
+
 
 def bare_start(config: LMConfig) -> PromptColumns:
     """No prompt, as moshi and the tiny agent have it: the initial column; the caller's first frame is column 1."""

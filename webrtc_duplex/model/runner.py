@@ -1,4 +1,4 @@
-"""The model as the engine knows it: numpy in, numpy out; owns weights, state, static buffers and CUDA graphs."""
+"""The model as the engine knows it: numpy in, numpy out; owns weights and state, and what runs them (`graphs.py`)."""
 
 import logging
 from collections import OrderedDict
@@ -17,10 +17,11 @@ from webrtc_duplex.errors import RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
 from webrtc_duplex.model.checkpoint import Checkpoint, load_lm, load_mimi, open_checkpoint, voice_model
 from webrtc_duplex.model.echo import EchoRunner
+from webrtc_duplex.model.graphs import Lanes, make_runs, parts
 from webrtc_duplex.model.hub import find_checkpoint
 from webrtc_duplex.model.memory import MemoryPlan, available_bytes, plan_memory
 from webrtc_duplex.model.mimi import LATENTS
-from webrtc_duplex.model.personaplex import ModelState, PersonaPlex, Said, Thought
+from webrtc_duplex.model.personaplex import PersonaPlex, Thought
 from webrtc_duplex.model.prompter import Prompter, Wish
 from webrtc_duplex.model.prompts import PromptColumns
 from webrtc_duplex.model.sampling import asked
@@ -31,12 +32,6 @@ logger = logging.getLogger(__name__)
 
 TINY = Path(__file__).parent / "tiny"
 """The checkpoint that ships with the package."""
-
-LANE_COUNTS = (4, 8, 16, 32, 64, 128)
-"""Lanes of a step on the CPU: with fewer than 4 its matrix kernels round differently."""
-
-CUDA_LANE_COUNTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-"""Lanes of a captured step: one graph each."""
 
 KV_DTYPES = {"auto": None, "int8": torch.int8}
 """What the language model's keys and values are kept in, by the names of the setting; auto: as the weights."""
@@ -105,66 +100,6 @@ class PromptCache:
             self._entries.popitem(last=False)
 
 
-class Lanes:
-    """The step for a fixed number of lanes, from and to static buffers; lanes without a row work on the scratch row."""
-
-    def __init__(self, model: PersonaPlex, state: ModelState, count: int, scratch: int) -> None:
-        self._model, self._state, self._scratch = model, state, scratch
-        self._rows = torch.full((count,), scratch)
-        self._pcm = torch.zeros(count, FRAME_SAMPLES, dtype=torch.int16)
-
-    def step(self, rows: NDArray[np.int64], pcm: Pcm, hints: Hints) -> Said:
-        """Rows [n], pcm [n, 1920]; the answer has all lanes, the first n are the rows'."""
-        self._fill(rows, pcm)
-        return self._model.step(self._pcm, self._rows, self._state, hints)
-
-    def _fill(self, rows: NDArray[np.int64], pcm: Pcm) -> None:
-        self._rows[: len(rows)] = torch.from_numpy(rows)
-        self._rows[len(rows) :] = self._scratch
-        self._pcm[: len(rows)] = torch.from_numpy(pcm)
-        self._pcm[len(rows) :] = 0
-
-
-class CudaLanes(Lanes):
-    """The same as one CUDA graph: pinned buffers, one copy in and one out of each inside the graph, one wait."""
-
-    def __init__(
-        self, model: PersonaPlex, state: ModelState, count: int, scratch: int, before: torch.cuda.CUDAGraph | None
-    ) -> None:
-        super().__init__(model, state, count, scratch)
-        self._rows, self._pcm = self._rows.pin_memory(), self._pcm.pin_memory()
-        self._device_rows, self._device_pcm = self._rows.cuda(), self._pcm.cuda()
-        self._said = self._on_host(self._step_on_device())  # also compiles and initialises, before capture
-        self._done: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        self.graph = torch.cuda.CUDAGraph()
-        pool = before.pool() if before else None  # graphs are never replayed at once, so they share their memory
-        with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self._device_rows.copy_(self._rows, non_blocking=True)
-            self._device_pcm.copy_(self._pcm, non_blocking=True)
-            said = self._step_on_device()
-            for host, device in zip(_parts(self._said), _parts(said), strict=True):
-                host.copy_(device, non_blocking=True)
-
-    def step(self, rows: NDArray[np.int64], pcm: Pcm, hints: Hints) -> Said:
-        """As `Lanes.step`; a graph does the same whatever is hinted."""
-        self._fill(rows, pcm)
-        self.graph.replay()
-        self._done.record()
-        self._done.synchronize()
-        return self._said
-
-    def _step_on_device(self) -> Said:
-        return self._model.step(self._device_pcm, self._device_rows, self._state)
-
-    @staticmethod
-    def _on_host(said: Said) -> Said:
-        return Said(*(torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in _parts(said)))
-
-
-def _parts(said: Said) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return said.pcm, said.text, said.codes, said.sound
-
-
 class PersonaPlexRunner:
     """The engine's model interface around a duplex model.
 
@@ -192,7 +127,8 @@ class PersonaPlexRunner:
         self._hot = np.zeros(rows + 1, np.bool_)  # whether the row's call is sampled, not greedy
         self._openings: dict[int, Opening] = {}
         self.cache = PromptCache(cache_bytes)
-        self._lanes = self._make_lanes(lane_counts)
+        with torch.inference_mode():
+            self._lanes, self._prompting = make_runs(model, self.state, rows, lane_counts)
         self._warm_up()
 
     def load_prompt(self, prompt: Prompt) -> int:
@@ -216,7 +152,7 @@ class PersonaPlexRunner:
             self._ages[row] = len(cached.columns), 1
             cached.temporal.put(self.state.lm.temporal, row, len(cached.columns))
             cached.decoder.put(self.state.mimi.decoder, row, LATENTS)
-            self._model.lm.open(cached.columns, cached.thought, row, self.state.lm)
+            self._prompting.open(cached.columns, cached.thought, row)
             return 0
         assert opening is not None
         self._openings[row] = opening
@@ -227,7 +163,7 @@ class PersonaPlexRunner:
         """Run at most so many more columns of the row's prompt; returns the columns left."""
         opening = self._openings[row]
         count = min(columns, opening.left)
-        hidden = self._model.lm.prefill(opening.columns, row, opening.done, count, self.state.lm)
+        hidden = self._prompting.prefill(opening.columns, row, opening.done, count)
         opening.done += count
         self._ages[row] = opening.done, 1
         if not opening.left:
@@ -262,7 +198,7 @@ class PersonaPlexRunner:
         columns, frames = self._ages[rows].max(axis=0).tolist()
         hints = Hints(lanes=count, greedy=not self._hot[rows].any(), columns=columns, frames=frames)
         said = self._lanes_for(count).step(rows, pcm, hints)
-        pcm_out, text, self.codes, sound = (part[:count].numpy().copy() for part in _parts(said))
+        pcm_out, text, self.codes, sound = (part[:count].numpy().copy() for part in parts(said))
         return pcm_out, text, sound
 
     def _end_prompt(self, row: int, opening: Opening, hidden: Tensor) -> None:
@@ -276,32 +212,12 @@ class PersonaPlexRunner:
             thought=thought,
         )
         self.cache.put(opening.wish, entry)
-        self._model.lm.open(columns, thought, row, self.state.lm)
+        self._prompting.open(columns, thought, row)
 
     def _lanes_for(self, count: int) -> Lanes:
         return next(self._lanes[size] for size in self._lanes if size >= count)
 
-    def _make_lanes(self, wanted: Sequence[int] | None) -> dict[int, Lanes]:
-        """Lanes for up to all rows, by their number, ascending."""
-        on_cuda = self.state.lm.own.is_cuda
-        counts = list(wanted or (CUDA_LANE_COUNTS if on_cuda else LANE_COUNTS))
-        while counts[-1] < self.rows:
-            counts.append(2 * counts[-1])
-        needed = counts[: next(i for i, count in enumerate(counts) if count >= self.rows) + 1]
-        if not on_cuda:
-            return {count: Lanes(self._model, self.state, count, self.rows) for count in needed}
-        return dict(sorted(self._capture(needed).items()))
-
     @torch.inference_mode()
-    def _capture(self, counts: Sequence[int]) -> dict[int, Lanes]:
-        """A graph for each number of lanes, the largest first: its memory serves the others too."""
-        lanes: dict[int, Lanes] = {}
-        before = None
-        for count in reversed(counts):
-            captured = CudaLanes(self._model, self.state, count, self.rows, before)
-            lanes[count], before = captured, captured.graph
-        return lanes
-
     def _warm_up(self) -> None:
         """Step every number of lanes once with no row, and prefill the default prompt in the scratch row."""
         for count in self._lanes:
