@@ -208,15 +208,16 @@ async def connect(
     key: str | None = None,
     timeout_s: float = 15.0,
     route: Route | None = None,
+    microphone: Microphone | None = None,
 ) -> AsyncIterator[Call]:
-    """Call the server at `url`; the call is hung up at the end of the block.
+    """Call the server at `url`; the call is hung up at the end of the block. `microphone`: one of the caller's own.
 
     Raises what the server refuses with: AuthError, RequestError, CapacityError, EngineError; TimeoutError if no
     connection comes about in `timeout_s`.
     """
     wishes = {"voice": voice, "instructions": instructions, "seed": None if seed is None else str(seed)}
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    async with aiohttp.ClientSession(headers=headers) as http, _peer() as call:
+    async with aiohttp.ClientSession(headers=headers) as http, _peer(microphone or Microphone()) as call:
         began = time.monotonic()
         asked = {name: wish for name, wish in wishes.items() if wish is not None}
         place = await _offer(http, url.rstrip("/"), call, asked, route)
@@ -229,10 +230,9 @@ async def connect(
 
 
 @asynccontextmanager
-async def _peer() -> AsyncIterator[Call]:
+async def _peer(microphone: Microphone) -> AsyncIterator[Call]:
     """A peer connection with a microphone and a channel, whose packets come to us undecoded."""
     pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-    microphone = Microphone()
     transceiver = pc.addTransceiver(microphone)
     channel = pc.createDataChannel(CHANNEL)
     call = Call(pc, microphone, channel)

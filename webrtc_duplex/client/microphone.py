@@ -16,6 +16,7 @@ from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, Pcm
 from webrtc_duplex.media.opus import RTP_CLOCK, Encoder
 
 TICKS = round(CHUNK_S * RTP_CLOCK)
+TIME_BASE = Fraction(1, RTP_CLOCK)
 WAITING = 50
 """Chunks that may wait to be sent: a second. Who sends more waits."""
 
@@ -64,7 +65,7 @@ class Microphone(MediaStreamTrack):
         due = self._began + self._count * CHUNK_S
         await asyncio.sleep(due - self._clock())
         packet: Packet[Stream] = Packet(self._next_payload(due))
-        packet.pts, packet.time_base = self._count * TICKS, Fraction(1, RTP_CLOCK)
+        packet.pts, packet.time_base = self._count * TICKS, TIME_BASE
         self._count += 1
         return packet
 

@@ -151,7 +151,7 @@ class Transport:
         self._ice = ice
         self._candidates = 0
         self._closing: asyncio.Task[None] | None = None
-        self._outlet: _Outlet | None = None
+        self._outlet: Outlet | None = None
         self._take: Callable[[Packet], None] | None = None
         self._pc = RTCPeerConnection(_configuration(call, ice))
         setattr(self._pc, CERTIFICATES, [_Certificate.generateCertificate()])
@@ -183,7 +183,7 @@ class Transport:
         with _unfit_is_the_callers_fault("this answer cannot be used"):
             await self._pc.setRemoteDescription(RTCSessionDescription(answer, "answer"))
             self._audio._codecs = [*self._audio._codecs, *_beside_the_voice(answer)]
-        self._outlet = _Outlet(self._audio)
+        self._outlet = Outlet(self._audio)
 
     def deliver_to(self, take: Callable[[Packet], None]) -> None:
         """After `accept`: give every packet that comes to `take`."""
@@ -198,7 +198,7 @@ class Transport:
             self._seize(take)
             self._pc.addTrack(_SilentTrack())
             await self._pc.setLocalDescription()
-        self._outlet = _Outlet(self._audio)
+        self._outlet = Outlet(self._audio)
         return self._pc.localDescription.sdp
 
     def send(self, payload: bytes, timestamp: int, marker: bool) -> None:
@@ -291,7 +291,7 @@ class Transport:
         receiver = self._audio.receiver
         setattr(receiver, JITTER_BUFFER, _Tap(take))
         getattr(receiver, DECODER_QUEUE).put(None)
-        inlet = _Inlet(self._audio, take, self._note_heard)
+        inlet = Inlet(self._audio, take, self._note_heard)
         for dtls in self._transports():
             connection = dtls.transport._connection
             new_socket = partial(_Socket, connection, self._note_heard, inlet if dtls is receiver.transport else None)
@@ -359,7 +359,7 @@ class _Counted:
     timestamp: int = 0
 
 
-class _Inlet:
+class Inlet:
     """The short way in: RTP of streams that aiortc has seen, from the socket to us."""
 
     def __init__(
@@ -397,7 +397,7 @@ class _Inlet:
         return True
 
 
-class _Outlet:
+class Outlet:
     """The short way out: RTP header, SRTP, socket; aiortc's sender goes on to report on it."""
 
     def __init__(self, audio: RTCRtpTransceiver) -> None:
@@ -466,7 +466,7 @@ class _Certificate(RTCCertificate):
 class _Socket(StunProtocol):
     """A socket of a peer connection that says when its peer is heard, and lets RTP go the short way."""
 
-    def __init__(self, connection: Connection, note_heard: Callable[[], None], inlet: _Inlet | None) -> None:
+    def __init__(self, connection: Connection, note_heard: Callable[[], None], inlet: Inlet | None) -> None:
         super().__init__(connection)
         self._note_heard = note_heard
         self._inlet = inlet
