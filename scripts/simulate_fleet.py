@@ -32,11 +32,12 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from webrtc_duplex.engine.rows import RETRY_AFTER_S, Row, RowPool, Tenant  # noqa: E402
+from webrtc_duplex.engine.rows import Row, RowPool, Tenant  # noqa: E402
 from webrtc_duplex.engine.scheduler import Begin, Joined, Prefill, Scheduler, Step, Wait  # noqa: E402
 from webrtc_duplex.errors import CapacityError  # noqa: E402
 from webrtc_duplex.messages import Close, Lease, Leased, Live, Open, Prompt, Refused, Start  # noqa: E402
 from webrtc_duplex.server.engines import by_room  # noqa: E402
+from webrtc_duplex.server.failures import RETRY_AFTER_S  # noqa: E402
 from webrtc_duplex.settings import EngineSettings  # noqa: E402
 
 ESTIMATED_STEP_MS = {1: [7.5], 16: [13.4], 32: [20.3], 64: [34.4], 128: [68.0]}
