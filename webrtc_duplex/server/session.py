@@ -661,9 +661,11 @@ class Calls:
         task.add_done_callback(self._tasks.discard)
         try:
             await asyncio.shield(offer.answer)
-        except asyncio.CancelledError:
+        except DuplexError:  # the call has said so itself, and is ending
+            raise
+        except BaseException:
             offer.answer.cancel()
-            task.cancel()
+            asyncio.get_running_loop().call_soon(task.cancel)  # a task that never began would not end the call either
             raise
         return session
 

@@ -512,7 +512,6 @@ class _Gatherer:
         sockets = [socket for address in local if (socket := await self._bind(component, address))]
         if local and not sockets:
             raise CapacityError(f"no UDP port is left of {self._ice.udp_ports or 'this machine'}", code="no_ports")
-        self._connection._protocols += sockets
         hosts = [socket.local_candidate for socket in sockets]
         public = [shown for host in hosts if (shown := _public_candidate(host, self._ice.public_ip))]
         return hosts + public + await self._ask_servers(component, sockets)
@@ -528,6 +527,7 @@ class _Gatherer:
                 continue
             host, port = transport.get_extra_info("sockname")[:2]
             socket.local_candidate = _host_candidate(component, host, port)
+            self._connection._protocols.append(socket)  # who closes them, also where gathering is called off
             return socket
         return None
 
