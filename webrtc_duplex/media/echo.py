@@ -32,6 +32,7 @@ BANDS = len(_EDGES_HZ) - 1
 _BINS = [round(edge * CHUNK_SAMPLES / SAMPLE_RATE) for edge in _EDGES_HZ]
 _FLOOR = 30.0**2 * CHUNK_SAMPLES  # below -60 dB of full scale all is equally silent
 _VOICED = 2.0
+_SILENCE = np.zeros(FRAME_SAMPLES, np.int16)
 _SHAPE = np.hanning(CHUNK_SAMPLES).astype(np.float32)
 
 
@@ -63,55 +64,72 @@ class EchoDetector:
         said = self._said.before(end, WINDOW_CHUNKS + LAGS[-1])
         if heard is None or said is None:
             return None
-        likeness = [_likeness(heard, said[len(said) - WINDOW_CHUNKS - lag : len(said) - lag]) for lag in LAGS]
+        likeness = _likeness(heard, said)
         best = int(np.argmax(likeness))
         return LAGS[best] if likeness[best] > LIKE else None
 
 
 class _History:
-    """The levels of the last `WINDOW_CHUNKS + LAGS` chunks of a voice, by position."""
+    """The levels of the last `WINDOW_CHUNKS + LAGS` chunks of a voice, by position.
+
+    Frames are kept as they are until levels are asked for: all of a second at once cost a third.
+    """
 
     CHUNKS = WINDOW_CHUNKS + LAGS[-1] + CHUNKS_PER_FRAME
 
     def __init__(self) -> None:
         self.end = 0
         """The chunk after the last one."""
-        self._levels: deque[Levels] = deque(maxlen=self.CHUNKS // CHUNKS_PER_FRAME)  # [4, BANDS] each
+        self._levels: Levels = np.zeros((0, BANDS), np.float32)
+        self._frames: deque[Pcm] = deque(maxlen=self.CHUNKS // CHUNKS_PER_FRAME)  # whose levels are not known yet
 
     def put(self, position: int, frame: Pcm) -> None:
         """A position that was left out was silent; one that goes back begins anew."""
         left_out = position - self.end // CHUNKS_PER_FRAME
         if not 0 <= left_out < self.CHUNKS:
-            self._levels.clear()
+            self._levels = self._levels[:0]
+            self._frames.clear()
             left_out = 0
-        self._levels.extend([np.zeros((CHUNKS_PER_FRAME, BANDS), np.float32)] * left_out)
-        self._levels.append(_levels(frame))
+        self._frames.extend([_SILENCE] * left_out)
+        self._frames.append(frame)
         self.end = (position + 1) * CHUNKS_PER_FRAME
 
     def before(self, end: int, chunks: int) -> Levels | None:
         """The levels [chunks, BANDS] before this chunk; None if not so many are known."""
-        known = np.concatenate(self._levels) if self._levels else np.zeros((0, BANDS), np.float32)
-        known = known[: len(known) - (self.end - end)]
+        if self._frames:
+            self._levels = np.concatenate([self._levels, _levels(np.concatenate(self._frames))])[-self.CHUNKS :]
+            self._frames.clear()
+        known = self._levels[: len(self._levels) - (self.end - end)]
         return known[-chunks:] if len(known) >= chunks else None
 
 
-def _levels(frame: Pcm) -> Levels:
-    """Loudness [4, BANDS] of a frame [1920]; 0 for silence."""
-    chunks = frame.reshape(CHUNKS_PER_FRAME, FRAME_SAMPLES // CHUNKS_PER_FRAME).astype(np.float32) * _SHAPE
+def _levels(sound: Pcm) -> Levels:
+    """Loudness [n, BANDS] of the chunks of a sound [n * 480]; 0 for silence."""
+    chunks = sound.reshape(-1, CHUNK_SAMPLES).astype(np.float32) * _SHAPE
     spectrum = np.fft.rfft(chunks)
     power = spectrum.real**2 + spectrum.imag**2
     bands = np.add.reduceat(power, _BINS, axis=1)[:, :BANDS] / CHUNK_SAMPLES
     return (np.log1p(bands / _FLOOR) / 2).astype(np.float32)
 
 
-def _likeness(heard: Levels, said: Levels) -> float:
-    """Correlation, -1..1, of the levels while the agent spoke, whatever the loudness of each band.
+def _likeness(heard: Levels, said: Levels) -> NDArray[np.float64]:
+    """For each of `LAGS`: correlation, -1..1, of what was heard with what was said so much earlier.
 
-    Only then, as two bursts of speech with silence around them look alike whatever is said.
+    Counted is only where the agent spoke, as two bursts of speech with silence around them look alike whatever is said;
+    and the loudness of each band is left out of it. Everything is sums of products over a window that slides.
     """
-    voiced = said.max(axis=1) > _VOICED
-    if np.count_nonzero(voiced) < VOICED_CHUNKS:
-        return 0.0
-    a, b = (levels[voiced] - levels[voiced].mean(axis=0) for levels in (heard, said))
-    scale = float(np.sqrt(np.sum(a * a) * np.sum(b * b)))
-    return float(np.sum(a * b)) / scale if scale > 0 else 0.0
+    first = len(said) - WINDOW_CHUNKS - LAGS[-1]
+    said = said[first : len(said) - LAGS[0]].astype(np.float64)
+    voiced = (said.max(axis=1) > _VOICED).astype(np.float64)
+    count = np.correlate(voiced, np.ones(WINDOW_CHUNKS))
+    if count.max() < VOICED_CHUNKS:
+        return np.zeros(len(LAGS))
+    both, ours, theirs = (np.zeros(len(LAGS)) for _ in range(3))
+    for a, b in zip(heard.astype(np.float64).T, said.T * voiced, strict=True):
+        sum_a, sum_b = np.correlate(voiced, a), np.correlate(b, np.ones(WINDOW_CHUNKS))
+        both += np.correlate(b, a) - sum_a * sum_b / np.maximum(count, 1)
+        theirs += np.correlate(voiced, a * a) - sum_a**2 / np.maximum(count, 1)
+        ours += np.correlate(b * b, np.ones(WINDOW_CHUNKS)) - sum_b**2 / np.maximum(count, 1)
+    scale = np.sqrt(np.maximum(ours * theirs, 1e-9))
+    likeness: NDArray[np.float64] = np.where(count < VOICED_CHUNKS, 0.0, both / scale)[::-1]
+    return likeness
