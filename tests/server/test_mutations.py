@@ -1,4 +1,4 @@
-"""A thousand broken requests: each gets an answer or a refusal, none a 5xx, and nothing is left of any."""
+"""A thousand broken requests, and as many messages: each is answered or refused, none is a fault of ours."""
 
 import asyncio
 import json
@@ -7,12 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.peer import Peer, call, house, in_state
 from tests.server.served import CALLS, CORPUS, Http, serving
+from webrtc_duplex.server import orders
 from webrtc_duplex.server.app import DESK
 from webrtc_duplex.server.failures import ENGINE
+from webrtc_duplex.server.session import SessionState
 
 OFFERS = [path.read_bytes() for path in sorted((CORPUS / "good").glob("*.sdp"))]
 BOUNDARY = b"----mutation"
+MESSAGES: list[dict[str, object]] = [
+    {
+        "type": "session.update",
+        "session": {"audio": {"output": {"voice": "bob"}}, "instructions": "Be kind.", "seed": 7},
+    },
+    {"type": "session.update", "session": {"tracing": "auto", "turn_detection": {"idle_timeout_ms": 6000}}},
+    {"type": "response.create", "response": {"modalities": ["audio"]}},
+    {"type": "response.cancel", "response_id": "resp_1"},
+    {"type": "output_audio_buffer.clear"},
+    {"type": "input_audio_buffer.commit"},
+    {"type": "input_audio_buffer.append", "audio": "AAAA"},
+    {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": []}},
+]
+STRANGE: list[object] = [None, True, -1, 1e308, "", "\ud83d", "x" * 2000, [], [[[[]]]], {}, {"type": {}}, float("nan")]
 
 
 def mutate(body: bytes, chance: random.Random) -> bytes:
@@ -85,3 +102,41 @@ async def test_a_mutated_request_is_answered_or_refused_and_leaves_nothing(tmp_p
         assert len(http.app[DESK].calls) == 0
         tasks = {task.get_name() for task in asyncio.all_tasks()}
         assert not {name for name in tasks if name.startswith("call ")}
+
+
+def message(chance: random.Random) -> bytes:
+    """A message of a client's in which a value was replaced, or whose bytes were spoilt."""
+    whole = {"event_id": f"mine_{chance.randrange(9)}", **chance.choice(MESSAGES)}
+    if chance.random() < 0.5:
+        whole[chance.choice([*whole, "event_id"])] = chance.choice(STRANGE)
+        return json.dumps(whole).encode()
+    return mutate(json.dumps(whole, indent=1).replace("\n", "\r\n").encode(), chance)
+
+
+@pytest.mark.slow
+async def test_a_thousand_mutated_messages_are_each_answered_or_acted_on_and_the_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "MESSAGES_PER_S", 100_000)
+    chance = random.Random("messages")
+    async with house(tmp_path) as full, call(full, channel="oai-events") as (peer, session):
+        await in_state(session, SessionState.LIVE)
+        for number in range(1000):
+            session.tell(message(chance))
+            if number % 20 == 19:  # what was sent before has been acted on once this is answered
+                peer.tell({"type": "mark", "event_id": f"mark_{number}"})
+                await marked(peer, f"mark_{number}")
+        heard = full.runner.heard[0]
+        await full.frames_heard(int(heard) + 5)
+        assert session.state is SessionState.LIVE
+        errors = [event["error"] for event in peer.events if event["type"] == "error"]
+    assert all(set(error) == {"type", "code", "message", "param", "event_id"} for error in errors)
+    codes = {error["code"] for error in errors}
+    assert {"invalid_json", "unknown_event", "unsupported", "invalid_value"} <= codes
+    assert not codes & {"internal_error", "server_error", "rate_limit_exceeded"}
+
+
+async def marked(peer: Peer, name: str) -> None:
+    """Wait for the error that answers the message of this name."""
+    while not any(event["type"] == "error" and event["error"]["event_id"] == name for event in peer.events):
+        await asyncio.sleep(0.005)
