@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import compress
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +21,10 @@ from webrtc_duplex.errors import CapacityError, RequestError
 from webrtc_duplex.settings import IceSettings, ServerSettings, Settings
 
 WORKERS = ("--media-workers", "2")
+
+GOES_ON_S = 1.0
+"""On a machine so busy that callers hardly get to speak there are gaps, but none so long; on a quiet one there is none
+over 60 ms (`scripts/stress_peers.py --kill-worker`)."""
 
 
 @asynccontextmanager
@@ -59,35 +64,43 @@ async def rows_free(url: str) -> int:
         return int((await answer.json())["free_rows"])
 
 
-@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("fate", "callers"), [(signal.SIGKILL, 16), (signal.SIGSTOP, 4)])
 async def test_a_worker_that_dies_or_hangs_takes_only_its_own_callers_with_it_and_is_restarted(
-    tmp_path: Path, fate: signal.Signals
+    tmp_path: Path, fate: signal.Signals, callers: int
 ) -> None:
-    async with running("echo", *WORKERS, rows=4, log=tmp_path / "log") as server, calls(server.url, 4) as four:
+    half = callers // 2
+    log = tmp_path / "log"
+    async with running("echo", *WORKERS, rows=callers, log=log) as server, calls(server.url, callers) as all_calls:
         url = server.url
         with pytest.raises(CapacityError):
             async with connect(url):
                 pass
         victim, survivor = server.children("worker_process")
-        gaps = [asyncio.create_task(longest_gap(call, 4.0)) for call in four]
+        gaps = [asyncio.create_task(longest_gap(call, 4.0)) for call in all_calls]
+        following = [asyncio.create_task(ask(url, call, "/events")) for call in all_calls]
         await asyncio.sleep(2.0)
         os.kill(victim, fate)
         async with asyncio.timeout(4):
-            while await rows_free(url) != 2:
+            while await rows_free(url) != half:
                 await asyncio.sleep(0.02)
-        answers = [await ask(url, call) for call in four]
+        answers = [await ask(url, call) for call in all_calls]
         lost = [status == 410 and "call_lost" in text for status, text in answers]
-        assert sorted(lost) == [False, False, True, True]
-        alive = [gap for gap, gone in zip(await asyncio.gather(*gaps), lost, strict=True) if not gone]
-        assert len(alive) == 2 and max(alive) < 0.06
-        async with asyncio.timeout(20):
+        assert sum(lost) == half
+        for stream in compress(following, lost):
+            assert '"reason": "worker_lost"' in (await stream)[1].splitlines()[-2]
+        kept = [not gone for gone in lost]
+        assert max(compress(await asyncio.gather(*gaps), kept)) < GOES_ON_S
+        assert not any(stream.done() for stream in compress(following, kept))
+        async with asyncio.timeout(60):
             while len(server.children("worker_process")) < 2:
                 await asyncio.sleep(0.05)
             async with calls(url, 2) as newcomers:
                 for call in newcomers:
                     await anext(call.packets())
         assert survivor in server.children("worker_process") and not is_running(victim)
-        assert 'webrtc_duplex_calls_ended_total{reason="worker_lost"} 2.0' in await metrics(url)
+        assert f'webrtc_duplex_calls_ended_total{{reason="worker_lost"}} {half}.0' in await metrics(url)
+        for stream in following:
+            stream.cancel()
 
 
 async def test_a_server_is_ready_only_with_all_of_its_workers(tmp_path: Path) -> None:
