@@ -53,6 +53,8 @@ class Compiled:
     """Bytes of stack and local memory"""
     shared: int
     instructions: Counter[str]
+    loop: int
+    """Instructions of the innermost loop that multiplies, 0 without one"""
 
     def count(self, start: str) -> int:
         return sum(number for name, number in self.instructions.items() if name.startswith(start))
@@ -65,6 +67,8 @@ class Recorder:
         self.launches = Counter[Build]()
         self.whole_step = Counter[Build]()
         """Of one step at released sizes, for who sets it apart"""
+        self.whole_join = Counter[Build]()
+        """Of one join, likewise"""
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: object, **options: int) -> None:
         self.launches[_build(kernel, arguments, options)] += 1
@@ -110,7 +114,20 @@ def compile_for(build: Build, capability: int = 90) -> Compiled:
         usage, code = _dump("-res-usage", file.name), _dump("-sass", file.name)
     registers, stack, local = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK", "LOCAL"))  # type: ignore[index]
     instructions = re.findall(r"^\s+/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", code, re.M)
-    return Compiled(registers, stack + local, built.metadata.shared, Counter(instructions))
+    return Compiled(registers, stack + local, built.metadata.shared, Counter(instructions), _loop(code))
+
+
+def _loop(code: str) -> int:
+    """The shortest way back to an earlier address that passes 16 multiply-adds or more."""
+    lines = [(int(at, 16), text) for at, text in re.findall(r"^\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);", code, re.M)]
+    lengths = []
+    for at, text in lines:
+        back = re.search(r"BRA.*?(0x[0-9a-f]+)", text)
+        if back and int(back[1], 16) < at:
+            body = [inner for place, inner in lines if int(back[1], 16) <= place <= at]
+            if sum(1 for inner in body if re.search(r"\b(FFMA|HMMA|HGMMA)", inner)) >= 16:
+                lengths.append(len(body))
+    return min(lengths, default=0)
 
 
 def _dump(option: str, file: str) -> str:

@@ -1,5 +1,6 @@
 """Attention over rings of several units a row, with every way to split it, beside plain torch."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -94,6 +95,30 @@ def test_rows_of_all_ages_in_mixed_lanes_attend_as_in_plain_torch(
     keys, values, twin_keys, twin_values = (store.read(slice(ROWS), KEYS) for store in rings)
     torch.testing.assert_close(keys, twin_keys, rtol=tolerance, atol=tolerance)
     assert torch.equal(values, twin_values)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_ages_the_lanes_and_the_way_to_split_it_is_as_in_plain_torch(seed: int) -> None:
+    """Ages up to four windows, rows in any order, some lanes without a row, units of any size, a step after another."""
+    chance = random.Random(seed)
+    dtype = chance.choice([torch.float32, torch.int8])
+    split = Split(
+        dot=False, block=chance.choice([4, 16]), warps=4, stages=1, resident=1, chunk=chance.choice([16, 32, 64])
+    )
+    count = chance.choice([1, 2])
+    positions = torch.tensor([chance.randrange(4 * KEYS) for _ in range(ROWS)] + [chance.randrange(100)])
+    ring, twin = ring_of(dtype, seed), ring_of(dtype, seed)
+    for step in range(3):
+        listed = chance.sample(range(ROWS), chance.randint(1, ROWS)) + [ROWS] * chance.randint(0, 2)
+        rows = torch.tensor(chance.sample(listed, len(listed)))
+        qkv = new(len(rows), count, torch.float32, seed=100 * seed + step)
+        fast = through_kernels(positions, rows, qkv.clone(), ring, split, programs=chance.randint(1, 7))
+        plain = StepWindow.open(positions, rows, count, twin, FREQUENCIES, None, None).attend(qkv, twin)
+        served = rows != ROWS
+        torch.testing.assert_close(fast[served], plain[served], rtol=1e-5, atol=1e-5)
+        positions.index_add_(0, rows[served], torch.full_like(rows[served], count))
+    for (name, one), (_, other) in zip(tensors(ring), tensors(twin), strict=True):
+        torch.testing.assert_close(one[:ROWS], other[:ROWS], rtol=1e-5, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("split", [DOT, LANEWISE])

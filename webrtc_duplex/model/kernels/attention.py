@@ -29,7 +29,8 @@ class Split:
     """How `_split` runs; chosen offline by registers and loop length (`gpu.md` 1.4), to be confirmed on a card."""
 
     dot: bool
-    """Tensor cores, the query repeated to 16 rows; else multiply-adds with a running maximum for each slot of a tile"""
+    """Tensor cores, the query repeated to 16 rows; else multiply-adds with a running maximum for each slot of a tile.
+    Bytes as operands of tensor cores must be taken apart first, which costs more than multiply-adds do."""
     block: int
     """Slots of a tile"""
     warps: int
@@ -41,7 +42,7 @@ class Split:
 
 
 HALF = Split(dot=True, block=64, warps=4, stages=3, resident=3)
-BYTES = Split(dot=False, block=32, warps=4, stages=3, resident=3)
+BYTES = Split(dot=False, block=32, warps=4, stages=2, resident=4)
 SINGLE = Split(dot=False, block=32, warps=4, stages=3, resident=2, chunk=256)
 
 
@@ -159,14 +160,42 @@ def tile(cache, scales, x, seen, D: tl.constexpr, BYTES: tl.constexpr):
 
 
 @triton.jit
+def _weigh(asked, key, value, key_scale, value_scale, seen, peaks, weights, totals):
+    """Take a tile [BLOCK, D] into the running sums, of which each of its slots has its own: nothing crosses threads
+    but one sum over a key."""
+    logit = tl.where(seen, tl.sum(key * asked[None, :], 1) * key_scale, -1e30)
+    higher = tl.maximum(peaks, logit)
+    shrink, share = tl.exp2(peaks - higher), tl.where(seen, tl.exp2(logit - higher), 0.0)
+    return higher, weights * shrink + share, totals * shrink[:, None] + (share * value_scale)[:, None] * value
+
+
+@triton.jit
+def _gather(peaks, weights, totals):
+    """The sums of all slots of a tile as one."""
+    peak = tl.max(peaks, 0)
+    level = tl.exp2(peaks - peak)
+    return peak, tl.sum(weights * level, 0), tl.sum(totals * level[:, None], 0)
+
+
+@triton.jit
+def _leave(parts, sums, out, peak, weight, total, column, D: tl.constexpr, UNITS: tl.constexpr):
+    """A unit's unnormalised sum [D] with its greatest logit and weight; of a lane's only unit the result itself."""
+    if UNITS == 1:
+        total = total / tl.where(weight > 0, weight, 1.0)
+    else:
+        tl.store(sums + out * 2, peak)
+        tl.store(sums + out * 2 + 1, weight)
+    tl.store(parts + out * D + column, total.to(parts.dtype.element_ty))
+
+
+@triton.jit
 def _split(
     query, keys, values, key_scales, value_scales, parts, sums, rows, slots, lengths, items, count, row_stride, scale,
     H: tl.constexpr, D: tl.constexpr, C: tl.constexpr, T: tl.constexpr, CHUNK: tl.constexpr, UNITS: tl.constexpr,
     PROGRAMS: tl.constexpr, DOT: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, BYTES: tl.constexpr
 ):  # fmt: skip
-    """Walk the work list. A unit leaves its unnormalised sum [T, D] in `parts`, greatest logit and weight in `sums`;
-    where it is its lane's only one, `parts` is the result itself."""
-    column, t = tl.arange(0, D), tl.arange(0, T)
+    """Walk the work list; a unit leaves its sum, or where it is its lane's only one the result, in `parts`."""
+    column = tl.arange(0, D)
     for work in range(tl.program_id(0), tl.load(count) * H, PROGRAMS):
         item, head = tl.load(items + work // H), work % H
         lane, unit = item // UNITS, item % UNITS
@@ -177,10 +206,10 @@ def _split(
         of_head = row * row_stride + head * C * D
         head_keys, head_values = keys + of_head, values + of_head
         head_key_scales, head_value_scales = key_scales + of_head // D, value_scales + of_head // D
-        asked = tl.load(query + ((lane * T + t[:, None]) * H + head) * D + column[None, :])  # [T, D]
+        out = (lane * T * H + head) * UNITS + unit
         if DOT:
             tl.static_assert(T == 1)
-            asked16 = tl.broadcast_to(asked, (16, D))
+            asked16 = tl.broadcast_to(tl.load(query + (lane * H + head) * D + column)[None, :], (16, D))
             greatest = -float("inf")
             weight = 0.0
             total16 = tl.zeros((16, D), tl.float32)
@@ -197,38 +226,33 @@ def _split(
                 value, value_scale = tile(head_values, head_value_scales, x, seen, D, BYTES)
                 share16 = tl.broadcast_to((share * value_scale)[None, :], (16, BLOCK)).to(asked16.dtype)
                 total16 = tl.dot(share16, value.to(asked16.dtype), total16 * shrink)
-            total = tl.max(total16, 0)[None, :]
-            weights = tl.full((T,), 0.0, tl.float32) + weight
-            peaks = tl.full((T,), 0.0, tl.float32) + greatest
+            _leave(parts, sums, out, greatest, weight, tl.max(total16, 0), column, D, UNITS)
         else:
-            asked32 = asked.to(tl.float32)[:, None, :]  # [T, 1, D]
-            slot_peaks = tl.full((T, BLOCK), -1e30, tl.float32)
-            slot_weights = tl.zeros((T, BLOCK), tl.float32)
-            slot_totals = tl.zeros((T, BLOCK, D), tl.float32)
+            tl.static_assert(T <= 2)
+            asked = tl.load(query + (lane * T * H + head) * D + column).to(tl.float32)
+            later = tl.load(query + ((lane * T + T - 1) * H + head) * D + column).to(tl.float32)
+            peaks, later_peaks = tl.full((BLOCK,), -1e30, tl.float32), tl.full((BLOCK,), -1e30, tl.float32)
+            weights, later_weights = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+            totals, later_totals = tl.zeros((BLOCK, D), tl.float32), tl.zeros((BLOCK, D), tl.float32)
             for start in tl.range(first, last, BLOCK, num_stages=STAGES):
                 x = start + tl.arange(0, BLOCK)
-                key, key_scale = tile(head_keys, head_key_scales, x, x < last, D, BYTES)
-                seen = (x < last)[None, :] & ((t[:, None] == T - 1) | (x != newest)[None, :])  # [T, BLOCK]
-                logit = tl.sum(key.to(tl.float32)[None, :, :] * asked32, 2) * (key_scale * scale)[None, :]
-                logit = tl.where(seen, logit, -1e30)
-                higher = tl.maximum(slot_peaks, logit)
-                shrink, share = tl.exp2(slot_peaks - higher), tl.where(seen, tl.exp2(logit - higher), 0.0)
-                slot_weights = slot_weights * shrink + share
-                slot_peaks = higher
-                value, value_scale = tile(head_values, head_value_scales, x, x < last, D, BYTES)
-                part = (share * value_scale[None, :])[:, :, None] * value.to(tl.float32)[None, :, :]
-                slot_totals = slot_totals * shrink[:, :, None] + part
-            peaks = tl.max(slot_peaks, 1)
-            level = tl.exp2(slot_peaks - peaks[:, None])
-            weights = tl.sum(slot_weights * level, 1)
-            total = tl.sum(slot_totals * level[:, :, None], 1)
-        out = ((lane * T + t) * H + head) * UNITS + unit
-        if UNITS == 1:
-            total = total / tl.where(weights > 0, weights, 1.0)[:, None]
-        else:
-            tl.store(sums + out * 2, peaks)
-            tl.store(sums + out * 2 + 1, weights)
-        tl.store(parts + out[:, None] * D + column[None, :], total.to(parts.dtype.element_ty))
+                seen = x < last
+                key, key_scale = tile(head_keys, head_key_scales, x, seen, D, BYTES)
+                value, value_scale = tile(head_values, head_value_scales, x, seen, D, BYTES)
+                key, value, key_scale = key.to(tl.float32), value.to(tl.float32), key_scale * scale
+                before = seen if T == 1 else seen & (x != newest)
+                peaks, weights, totals = _weigh(
+                    asked, key, value, key_scale, value_scale, before, peaks, weights, totals
+                )
+                if T == 2:
+                    later_peaks, later_weights, later_totals = _weigh(
+                        later, key, value, key_scale, value_scale, seen, later_peaks, later_weights, later_totals
+                    )
+            peak, weight, total = _gather(peaks, weights, totals)
+            _leave(parts, sums, out, peak, weight, total, column, D, UNITS)
+            if T == 2:
+                peak, weight, total = _gather(later_peaks, later_weights, later_totals)
+                _leave(parts, sums, out + H * UNITS, peak, weight, total, column, D, UNITS)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """What stands between the transformers' matrix products: embedding sums, norms, gates, the depformer's attention.
 
-Each computes what the function of the same name in `temporal.py` and `depformer.py` does, with the same roundings.
+Each computes what the function of the same name in `temporal.py`, `depformer.py` and `mimi.py` does, with the same
+roundings.
 """
 
 import torch
@@ -37,6 +38,27 @@ def _rms_norm(x, alpha, out, epsilon, W: tl.constexpr, WP: tl.constexpr):
     scale = tl.rsqrt(tl.sum(value * value, 0) / W + epsilon)
     weight = tl.load(alpha + tl.arange(0, WP), mask=within, other=0.0).to(tl.float32)
     tl.store(out + at, (value * scale * weight).to(out.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def _layer_norm(x, weight, bias, out, epsilon, W: tl.constexpr, WP: tl.constexpr):
+    """One program a vector; its mean first, then the mean square of what is left: in one pass numbers would cancel."""
+    at = tl.program_id(0).to(tl.int64) * W + tl.arange(0, WP)
+    within = tl.arange(0, WP) < W
+    value = tl.load(x + at, mask=within, other=0.0)
+    centred = tl.where(within, value - tl.sum(value, 0) / W, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, 0) / W + epsilon)
+    gain = tl.load(weight + tl.arange(0, WP), mask=within, other=0.0)
+    offset = tl.load(bias + tl.arange(0, WP), mask=within, other=0.0)
+    tl.store(out + at, centred * scale * gain + offset, mask=within)
+
+
+@triton.jit
+def _gelu(x, count, BLOCK: tl.constexpr):
+    """One program a block; x is overwritten."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < count, other=0.0)
+    tl.store(x + at, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)), mask=at < count)
 
 
 @triton.jit
@@ -93,6 +115,21 @@ def rms_norm(x: Tensor, alpha: Tensor, epsilon: float) -> Tensor:
         _rms_norm, (x.numel() // width,), x, alpha, out, epsilon, width, places, num_warps=max(1, min(8, places // 256))
     )
     return out
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """x f32 [..., D], contiguous"""
+    width = x.shape[-1]
+    out = torch.empty_like(x)
+    sizes = (epsilon, width, triton.next_power_of_2(width))
+    launch(_layer_norm, (x.numel() // width,), x, weight, bias, out, *sizes, num_warps=4)
+    return out
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x f32, contiguous, overwritten and returned"""
+    launch(_gelu, (triton.cdiv(x.numel(), _BLOCK),), x, x.numel(), _BLOCK, num_warps=4)
+    return x
 
 
 def gated(u: Tensor) -> Tensor:
