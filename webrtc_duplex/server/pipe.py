@@ -7,7 +7,7 @@ is answered once (`Reply`), and gives orders, which are not; the worker also tel
     Begin(...)                    ->
     Ask(1, Answer(request))       ->                         a call
                                   <-     Reply(1, Answered(sdp, Seen(...))) or Reply(1, error)
-                                  <-     Report((Seen, ...)) four times a second: it is also the heartbeat
+                                  <-     Report((Seen, ...)) four times a second: also a sign of life
                                   <-     Prompted(call, ...) when the caller has changed the prompt
     Listen(call, 7)               ->
                                   <-     Happened(7, event)
@@ -34,7 +34,10 @@ from webrtc_duplex.server.realtime import Json
 from webrtc_duplex.server.session import CallRequest, SessionState
 from webrtc_duplex.settings import Settings
 
-REPORT_EVERY_S = 0.25
+BEAT_S = 0.25
+"""A worker reports so often, if only to show that it lives."""
+BEATS = 4
+"""Reports from one that tells of all calls to the next: as often as a call's statistics change."""
 
 UNSENT_LIMIT = 8 << 20
 """Bytes that wait for a process which does not read; beyond that it is given up."""
@@ -186,7 +189,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Every call that has not ended."""
+    """Calls that have not ended: all, or those in another state than when last told of."""
 
     calls: tuple[Seen, ...]
 
@@ -244,7 +247,7 @@ class Pipe:
             transport.abort()
 
     async def receive(self) -> ToWorker | ToFront | None:
-        """The next message; None once the other end is closed. Raises ValueError or UnpicklingError for what is none."""
+        """The next message; None once the other end is closed. Raises ValueError, UnpicklingError for what is none."""
         while not self._received:
             try:
                 received = await self._reader.read(READ_BYTES)

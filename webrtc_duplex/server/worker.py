@@ -4,6 +4,7 @@ It has a connection to the engine of its own, so that its rows are freed when it
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -14,7 +15,8 @@ from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.metrics import Metrics
 from webrtc_duplex.server.pipe import (
-    REPORT_EVERY_S,
+    BEAT_S,
+    BEATS,
     AddCandidate,
     AnnounceEnd,
     Answer,
@@ -40,7 +42,7 @@ from webrtc_duplex.server.pipe import (
     Unlisten,
     Withdraw,
 )
-from webrtc_duplex.server.session import Calls, Session
+from webrtc_duplex.server.session import Calls, Session, SessionState
 from webrtc_duplex.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -87,11 +89,16 @@ class Worker:
         return task
 
     async def _report(self) -> None:
-        while True:
-            for session in self._calls:
+        """Tell once a second how all calls fare; in between, as a sign of life, of those in another state."""
+        states: dict[str, SessionState] = {}
+        for beat in itertools.cycle(range(BEATS)):
+            calls = list(self._calls)
+            for session in calls:
                 self._tell_prompt(session)
-            self._pipe.send(Report(tuple(map(seen, self._calls))))
-            await asyncio.sleep(REPORT_EVERY_S)
+            told = [session for session in calls if not beat or session.state is not states.get(session.id)]
+            self._pipe.send(Report(tuple(map(seen, told))))
+            states = {session.id: session.state for session in calls}
+            await asyncio.sleep(BEAT_S)
 
     def _take(self, message: ToWorker | ToFront) -> None:
         match message:
