@@ -78,6 +78,10 @@ PATIENCE_S = 60.0
 """With a caller's process that should have said something."""
 OFFSET_CHUNKS = 19
 """Each caller begins so much later in the recording, lest all of them say the same at once."""
+GREETING_S = 10.0
+"""A data channel takes no longer to open, if it ever does."""
+SETTLE_S = 0.5
+"""So soon after that the server lets model time run: until then nothing is due."""
 LAST_WORD_S = 1.1
 """The server says once a second how a call fares."""
 SHORTEST_STAY = 25
@@ -241,6 +245,8 @@ class Notes:
     packets: list[ReceivedPacket] = field(default_factory=list)
     underruns: list[tuple[float, int]] = field(default_factory=list)
     """The server's count, each time it was told."""
+    greeted: asyncio.Event = field(default_factory=asyncio.Event)
+    """The data channel is open: `SETTLE_S` later model time runs."""
 
 
 @dataclass(slots=True)
@@ -386,7 +392,9 @@ async def _call(plan: Plan, visit: Visit, start: Start | None) -> None:
         while not notes.packets and not call.over.is_set():
             await asyncio.sleep(CHUNK_S)
         outcome.first_sound_s = time.monotonic() - began
-        visit.start = time.monotonic()
+        async with asyncio.timeout(GREETING_S):
+            await notes.greeted.wait()
+        visit.start = time.monotonic() + SETTLE_S
         if start is not None:
             await start.ready()
             visit.start = start.at
@@ -454,6 +462,7 @@ async def _gather(call: Call, notes: Notes) -> None:
 
 async def _note_underruns(call: Call, notes: Notes) -> None:
     async for event in call.events():
+        notes.greeted.set()
         if event.type == "ext.stats":
             notes.underruns.append((event.at, int(event.body.get("underruns") or 0)))
 
