@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor
 
 from webrtc_duplex.audio import FRAME_SAMPLES, Pcm
 from webrtc_duplex.errors import RequestError
@@ -17,6 +17,7 @@ from webrtc_duplex.model.personaplex import LM, PersonaPlex
 from webrtc_duplex.model.prompter import Wish
 from webrtc_duplex.model.prompts import PromptColumns, VoiceCodes, bare_start, system_prompt
 from webrtc_duplex.model.runner import PersonaPlexRunner
+from webrtc_duplex.model.weights import write
 
 KEYS = 10
 """Columns that the LM's window holds."""
@@ -61,15 +62,17 @@ def small_model(seed: int = 0) -> PersonaPlex:
     return model
 
 
-def randomise(module: nn.Module, chance: torch.Generator) -> None:
+def randomise(module: LM | Mimi, chance: torch.Generator) -> None:
     """Weights that keep numbers near 1, so that codes and tokens differ from frame to frame."""
-    for name, weight in module.named_parameters():
+    meta = torch.device("meta")
+    outline = LM(module.config, meta, torch.float32) if isinstance(module, LM) else Mimi(module.config, meta)
+    for (name, weight), shape in zip(module.named_parameters(), map(Tensor.size, outline.parameters()), strict=True):
         if "norm" in name and "bias" not in name:
             weight.fill_(1.0)
         elif "table" in name or "centroids" in name:
             weight.normal_(generator=chance)
         else:
-            weight.normal_(std=1.5 * weight.shape[-1] ** -0.5, generator=chance)
+            write(weight, torch.empty(shape).normal_(std=1.5 * shape[-1] ** -0.5, generator=chance))
 
 
 @dataclass(frozen=True)

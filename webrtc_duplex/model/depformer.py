@@ -4,7 +4,6 @@ Step k hears the temporal transformer's hidden vector and the token before it (t
 and attends to the steps before it in the same frame; between frames nothing is remembered.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from torch.nn import functional
 from webrtc_duplex.model.config import STEPS, LMConfig
 from webrtc_duplex.model.kernels import ops
 from webrtc_duplex.model.temporal import gated, rms_norm
-from webrtc_duplex.model.weights import Piece, add_product, as_is, matrix, one, vector
+from webrtc_duplex.model.weights import Piece, add_product, as_is, matrix, one, product, vector
 
 Choose = Callable[[int, Tensor], Tensor]
 """(step, logits [B, card]) -> the code int64 [B] that stands at this step: sampled, or forced."""
@@ -43,7 +42,7 @@ class Depformer(nn.Module):
         super().__init__()
         self.config = config
         width, hidden, stacked = config.depformer_width, config.depformer_hidden, (STEPS, config.depformer_layers)
-        self.project_in = matrix(STEPS * width, config.width, device=device, dtype=dtype)
+        self.project_in = matrix(STEPS, width, config.width, device=device, dtype=dtype)
         self.text_table = vector(config.text_card + 1, width, device=device, dtype=dtype)
         self.tables = vector(STEPS - 1, config.card + 1, width, device=device, dtype=dtype)
         self.norm1 = vector(config.depformer_layers, width, device=device, dtype=dtype)
@@ -68,7 +67,7 @@ class Depformer(nn.Module):
 
     def _inputs(self, hidden: Tensor) -> Tensor:
         """What every step hears of the hidden vector, in one product: [B, 8, d]."""
-        return functional.linear(hidden, self.project_in).view(-1, STEPS, self.config.depformer_width)
+        return product(hidden, self.project_in.flatten(0, 1)).view(-1, STEPS, self.config.depformer_width)
 
     def _text(self, text: Tensor) -> Tensor:
         return functional.embedding(text, self.text_table)
@@ -82,10 +81,10 @@ class Depformer(nn.Module):
     def _logits(self, step: int, x: Tensor, memory: list[Tensor]) -> Tensor:
         """x [B, d], overwritten -> logits [B, card]"""
         for layer, remembered in zip(self._steps[step], memory, strict=True):
-            qkv = functional.linear(rms_norm(x, layer.norm1), layer.qkv)
+            qkv = product(rms_norm(x, layer.norm1), layer.qkv)
             add_product(x, attend_steps(qkv, remembered, step), layer.out)
-            add_product(x, gated(functional.linear(rms_norm(x, layer.norm2), layer.gate)), layer.down)
-        return functional.linear(x, self.heads[step])
+            add_product(x, gated(product(rms_norm(x, layer.norm2), layer.gate)), layer.down)
+        return product(x, self.heads[step])
 
     def _step_layer(self, step: int, layer: int) -> StepLayer:
         return StepLayer(
@@ -103,8 +102,7 @@ class Depformer(nn.Module):
         width, hidden, all_steps = config.depformer_width, config.depformer_hidden, config.file_steps
         pieces = [one("text_table", "depformer_text_emb.weight", (config.text_card + 1, width))]
         for step in range(STEPS):
-            rows = slice(step * width, (step + 1) * width)
-            pieces.append(one("project_in", f"depformer_in.{step}.weight", (width, config.width), into=rows))
+            pieces.append(one("project_in", f"depformer_in.{step}.weight", (width, config.width), into=step))
             pieces.append(one("heads", f"linears.{step}.weight", (config.card, width), into=step))
         for step in range(STEPS - 1):
             pieces.append(one("tables", f"depformer_emb.{step}.weight", (config.card + 1, width), into=step))
@@ -129,16 +127,12 @@ class Depformer(nn.Module):
 def attend_steps(qkv: Tensor, remembered: Tensor, step: int) -> Tensor:
     """Remember this step's key and value, attend to steps 0 to this one.
 
-    qkv [B, 3 * H * d], remembered [2, B, H, 8, d] -> [B, H * d]. With at most 8 keys plain products and sums are faster
-    than an attention kernel.
+    qkv [B, 3 * H * d], remembered [2, B, H, 8, d] -> [B, H * d].
     """
     if ops.usable(qkv):
         return ops.pointwise.attend_steps(qkv, remembered, step)
     _, lanes, heads, _, width = remembered.shape
-    query, key, value = qkv.view(lanes, 3, heads, width).unbind(1)
-    remembered[0, :, :, step] = key
-    remembered[1, :, :, step] = value
+    triple = qkv.view(lanes, 3, heads, width)
+    remembered[:, :, :, step] = triple[:, 1:].transpose(0, 1)
     keys, values = remembered[:, :, :, : step + 1]
-    weights = torch.softmax((keys * query[:, :, None]).sum(-1) / math.sqrt(width), dim=-1)  # [B, H, step + 1]
-    attended: Tensor = (values * weights[..., None]).sum(2)
-    return attended.flatten(1)
+    return functional.scaled_dot_product_attention(triple[:, 0, :, None], keys, values).flatten(1)

@@ -20,7 +20,7 @@ from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.model.config import CODEBOOKS, MimiConfig
 from webrtc_duplex.model.kernels import ops
 from webrtc_duplex.model.streaming import NO_HINTS, Hints, Ring, Rings, Window, open_window, rope_frequencies
-from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, under, vector
+from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, product, turned_matrix, under, vector
 
 LATENTS = 2
 """Positions of the codec's transformers in a frame: 25 Hz."""
@@ -32,11 +32,12 @@ NORM_EPSILON = 1e-5
 LONG = 64
 """Outputs from which on a convolution is summed by taps: laying windows out costs more than one large product saves."""
 
-LONG_STAGES = 2
-"""Stages at the sound's end of SEANet that run for a few lanes at a time on the CPU."""
+LARGE = 1_500_000
+"""Numbers in a convolution's weight from which on it is laid in blocks; none of these has `LONG` outputs."""
 
-GROUP = 2
-"""How many lanes that is: 8 lanes of the released codec's first stage are 4 MB, one fits the core's own cache."""
+LONG_STAGES = 2
+"""Stages at the sound's end of SEANet that run lane by lane on the CPU: 8 lanes of the released codec's first stage are
+4 MB; one, with what is made of it, fits the core's own cache of 2 MB."""
 
 _USAGE_FLOOR = 1e-5
 """A centroid is its sum over its usage; an unused one's sum is divided by this (moshi `EuclideanCodebook`)."""
@@ -90,15 +91,14 @@ class Taps:
         """Write what the lanes remember back to their rows."""
         state.taps.index_copy_(0, rows, self._lanes)
 
-    def by_groups(self, x: Tensor, served: int | None, run: Callable[[Tensor, "Taps"], Tensor]) -> Tensor:
-        """run(x, taps) for a few lanes at a time, so that long layers' activations stay in the cache of a CPU.
+    def by_lane(self, x: Tensor, served: int | None, run: Callable[[Tensor, "Taps"], Tensor]) -> Tensor:
+        """run(x, taps), on the CPU for one lane at a time, so that long layers' activations stay in its cache.
 
-        Groups of lanes that serve no row (those from `served` on) are left out, and their result is 0: each lane's
-        products are its own here, so that the others' bits do not depend on them. All groups are of one size, as a
-        product of a single lane is rounded in another way.
+        There the lanes that serve no row, those from `served` on, are left out (but the first), and their result is 0.
         """
-        size = min(GROUP, len(x)) if x.device.type == "cpu" else len(x)
-        lanes = slice(None if served is None else -(-max(served, 1) // size) * size)
+        size, lanes = len(x), slice(None)
+        if x.device.type == "cpu":
+            size, lanes = 1, slice(None if served is None else max(served, 1))
         groups = [Taps(part, self._used) for part in torch.split(self._lanes[lanes], size)]
         parts = [run(part, group) for part, group in zip(torch.split(x[lanes], size), groups, strict=True)]
         self._used = groups[0]._used
@@ -137,12 +137,17 @@ class Taps:
 
 
 def elu(x: Tensor, out: Tensor) -> None:
-    """ELU as min(e^x - 1, max(x, 0)); `out` may be x. Not expm1, which costs four times exp on the CPU: near 0 the
+    """ELU as min(e^x - 1, max(x, 0)); `out` may be x. Not expm1, which costs seven times exp on the CPU: near 0 the
     difference is below 1e-7."""
-    positive = x.clamp_min(0.0)
-    torch.exp(x, out=out)
-    out.sub_(1.0)
-    torch.minimum(out, positive, out=out)
+    below = torch.exp(x, out=None if out is x else out).sub_(1.0)
+    torch.clamp(x, min=x.new_zeros(()), max=below, out=out)
+
+
+def conv_matrix(rows: int, columns: int, device: torch.device) -> nn.Parameter:
+    """A convolution's weight: in blocks where reading it costs more than multiplying, at SEANet's narrow end."""
+    if rows * columns >= LARGE:
+        return matrix(rows, columns, device=device, dtype=torch.float32)
+    return turned_matrix(rows, columns, device, torch.float32)
 
 
 def taps_product(padded: Tensor, weight: Tensor, bias: Tensor, stride: int, count: int) -> Tensor:
@@ -170,7 +175,7 @@ class CausalConv(nn.Module):
         super().__init__()
         self.narrow, self.wide, self.kernel, self.stride = narrow, wide, kernel, stride
         self.past = kernel - stride
-        self.weight = matrix(wide, kernel * narrow, device=device, dtype=torch.float32)
+        self.weight = conv_matrix(wide, kernel * narrow, device)
         self.bias = vector(wide, device=device, dtype=torch.float32)
 
     @property
@@ -182,10 +187,10 @@ class CausalConv(nn.Module):
         count = (padded.shape[1] - self.past) // self.stride
         if ops.usable(padded):
             return ops.convolution.product(padded, self.weight, self.bias, self.stride, count)
-        if count >= LONG and self.narrow > 1:
+        if count >= LONG and self.weight.dim() == 2 and self.narrow > 1:
             return taps_product(padded, self.weight, self.bias, self.stride, count)
-        product = functional.linear(windows(padded, self.kernel, self.stride, count), self.weight, self.bias)
-        return product.view(padded.shape[0], count, self.wide)
+        made = product(windows(padded, self.kernel, self.stride, count), self.weight, self.bias)
+        return made.view(padded.shape[0], count, self.wide)
 
     def pieces(self, key: str) -> list[Piece]:
         shape = (self.wide, self.narrow, self.kernel)
@@ -203,7 +208,7 @@ class CausalUpConv(nn.Module):
     def __init__(self, narrow: int, wide: int, stride: int, device: torch.device) -> None:
         super().__init__()
         self.narrow, self.wide, self.stride = narrow, wide, stride
-        self.weight = matrix(stride * wide, 2 * narrow, device=device, dtype=torch.float32)
+        self.weight = conv_matrix(stride * wide, 2 * narrow, device)
         self.bias = vector(stride * wide, device=device, dtype=torch.float32)
 
     @property
@@ -214,12 +219,12 @@ class CausalUpConv(nn.Module):
         """padded [B, 1 + T, C] -> [B, T * S, C']"""
         count = padded.shape[1] - 1
         if ops.usable(padded):
-            product = ops.convolution.product(padded, self.weight, self.bias, 1, count)
-            return product.view(len(padded), -1, self.wide)
-        if count >= LONG:
+            made = ops.convolution.product(padded, self.weight, self.bias, 1, count)
+            return made.view(len(padded), -1, self.wide)
+        if count >= LONG and self.weight.dim() == 2:
             return taps_product(padded, self.weight, self.bias, 1, count).view(len(padded), -1, self.wide)
-        product = functional.linear(windows(padded, 2, 1, count), self.weight, self.bias)
-        return product.view(padded.shape[0], count * self.stride, self.wide)
+        made = product(windows(padded, 2, 1, count), self.weight, self.bias)
+        return made.view(padded.shape[0], count * self.stride, self.wide)
 
     def pieces(self, key: str) -> list[Piece]:
         shape = (self.narrow, self.wide, 2 * self.stride)
@@ -325,9 +330,9 @@ class CodecLayer(nn.Module):
 
     def run(self, x: Tensor, window: Window, ring: Ring) -> None:
         """Add the layer's two branches to x [B, T, D] in place."""
-        qkv = functional.linear(self.norm1.run(x), self.qkv).view(*x.shape[:2], 3, self.heads, -1)
+        qkv = product(self.norm1.run(x), self.qkv).view(*x.shape[:2], 3, self.heads, -1)
         add_product(x, window.attend(qkv, ring), self.out)
-        add_product(x, gelu(functional.linear(self.norm2.run(x), self.up)), self.down)
+        add_product(x, gelu(product(self.norm2.run(x), self.up)), self.down)
 
     def pieces(self, key: str) -> list[Piece]:
         width, hidden = self.width, self.hidden
@@ -397,14 +402,14 @@ class Encoder(nn.Module):
         """pcm f32 [B, 1920], -1 to 1 -> latent [B, D]"""
         taps = Taps.of_rows(state, rows)
         fresh = state.position.index_select(0, rows) == 0
-        x = taps.by_groups(pcm[:, :, None], hints.lanes, self._run_long)
+        x = taps.by_lane(pcm[:, :, None], hints.lanes, self._run_long)
         for stage in self._short:
             x = stage.run(x, taps)
         x = self.last.run(taps.pad(x, self.last.past))  # [B, 2, D]
         self.transformer.run(x, state, rows, hints)
         x = taps.pad_first(x, DOWNSAMPLE_KERNEL - LATENTS, fresh)
         taps.store(state, rows)
-        return functional.linear(x.flatten(1), self.downsample)
+        return product(x.flatten(1), self.downsample)
 
     def _run_long(self, x: Tensor, taps: Taps) -> Tensor:
         """The first layers, where a frame is long and its channels few."""
@@ -458,7 +463,7 @@ class Decoder(nn.Module):
         x = self.first.run(taps.pad(x, self.first.past, activate=False))
         for stage in self._short:
             x = stage.run(x, taps)
-        x = taps.by_groups(x, hints.lanes, self._run_long)
+        x = taps.by_lane(x, hints.lanes, self._run_long)
         taps.store(state, rows)
         return x.squeeze(2)
 
@@ -499,7 +504,7 @@ class Quantizer(nn.Module):
         super().__init__()
         width, size = config.codebook_width, config.codebook_size
         self.latent_width, self.width, self.size = config.width, width, size
-        self.project_in = matrix(2 * width, config.width, device=device, dtype=torch.float32)
+        self.project_in = matrix(2, width, config.width, device=device, dtype=torch.float32)
         self.project_out = matrix(config.width, 2 * width, device=device, dtype=torch.float32)
         self.centroids = vector(CODEBOOKS, size, width, device=device, dtype=torch.float32)
         self.handicaps = vector(CODEBOOKS, size, device=device, dtype=torch.float32)
@@ -508,7 +513,7 @@ class Quantizer(nn.Module):
 
     def encode(self, latent: Tensor) -> Tensor:
         """latent [B, D] -> codes int64 [B, 8]"""
-        first, rest = functional.linear(latent, self.project_in).chunk(2, dim=1)
+        first, rest = product(latent, self.project_in.flatten(0, 1)).chunk(2, dim=1)
         codes = [self._nearest(first, 0)]
         for level in range(1, CODEBOOKS):
             codes.append(self._nearest(rest, level))
@@ -519,7 +524,7 @@ class Quantizer(nn.Module):
         """codes int64 [B, 8] -> latent [B, D]"""
         chosen = functional.embedding(codes + self.offsets, self.centroids.flatten(0, 1))  # [B, 8, d]
         first, rest = chosen[:, 0], chosen[:, 1:].sum(1)
-        return functional.linear(torch.cat([first, rest], dim=1), self.project_out)
+        return product(torch.cat([first, rest], dim=1), self.project_out)
 
     def _nearest(self, latent: Tensor, level: int) -> Tensor:
         """The centroid with the least |e - r|^2: that is the one with the greatest r e - |e|^2 / 2."""
@@ -531,13 +536,12 @@ class Quantizer(nn.Module):
         pieces = []
         for index, key in enumerate(groups):
             half = slice(index * width, (index + 1) * width)
-            into, outof = ((half,), (slice(None), half))
             inward, outward = (
                 (f"{key}.input_proj.weight", (width, latent, 1)),
                 (f"{key}.output_proj.weight", (latent, width, 1)),
             )
-            pieces.append(Piece("project_in", into, (inward,), lambda w: w.squeeze(2)))
-            pieces.append(Piece("project_out", outof, (outward,), lambda w: w.squeeze(2)))
+            pieces.append(Piece("project_in", (index,), (inward,), lambda w: w.squeeze(2)))
+            pieces.append(Piece("project_out", (slice(None), half), (outward,), lambda w: w.squeeze(2)))
         for level in range(CODEBOOKS):
             key = f"{groups[0]}.vq.layers.0" if level == 0 else f"{groups[1]}.vq.layers.{level - 1}"
             sums = (f"{key}._codebook.embedding_sum", (self.size, width))

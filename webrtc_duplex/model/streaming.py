@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from webrtc_duplex.model.kernels import ops
+from webrtc_duplex.model.pages import zeros
 
 _LEAST_PEAK = 1e-8
 """A vector's greatest number counts as at least so much, or one of zeros would have no scale."""
@@ -139,7 +140,7 @@ class Rings:
         cls, layers: int, rows: int, heads: int, capacity: int, width: int, device: torch.device, dtype: torch.dtype
     ) -> Self:
         shape = (rows + 1, layers, 2, heads, capacity)
-        whole = torch.zeros(*shape, width, device=device, dtype=dtype)
+        whole = zeros(*shape, width, device=device, dtype=dtype)
         scales = torch.zeros(shape, device=device) if dtype == torch.int8 else None
         parts = [None] * layers if scales is None else scales.unbind(1)
         return cls(whole, scales, tuple(map(Ring.of, whole.unbind(1), parts)))

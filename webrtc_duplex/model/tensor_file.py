@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from webrtc_duplex.errors import CheckpointError
-from webrtc_duplex.model.weights import Piece, Shape
+from webrtc_duplex.model.weights import Piece, Shape, write
 
 _DTYPES = {
     "F64": torch.float64,
@@ -155,4 +155,4 @@ def fill(module: nn.Module, pieces: Iterable[Piece], file: TensorFile) -> None:
     targets = dict(module.named_parameters()) | dict(module.named_buffers())
     for piece in pieces:
         made = piece.make(*(file.tensor(key) for key, _ in piece.sources))
-        targets[piece.target][piece.into].copy_(made)
+        write(targets[piece.target][piece.into], made)
