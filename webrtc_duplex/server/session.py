@@ -170,7 +170,7 @@ class Session:
             log.exception("a fault of ours ends the call")
             self._fail(first, EngineError("the server met a fault of its own", code="server_error", status=500))
         finally:
-            await self._close()
+            await self._close(first)
 
     @asynccontextmanager
     async def _row(self, first: _Offer) -> AsyncIterator[DuplexStream]:
@@ -402,7 +402,7 @@ class Session:
         self.ended_because = error.code
         _resolve(first.answer, error)
 
-    async def _close(self) -> None:
+    async def _close(self, first: _Offer) -> None:
         """Say goodbye, and close what is open beside the row, which is given back by now."""
         reason = self.ended_because or "cancelled"
         self.responses.finish("cancelled", "client_cancelled" if reason == "hangup" else reason)
@@ -412,7 +412,7 @@ class Session:
         self._count_state(-1)
         self.state = SessionState.ENDED
         self._count_end(reason)
-        self._refuse_offers()
+        self._refuse_offers(first)
         self.feed.end()
         self._over.set()
         log.info("the call has ended: %s", reason)
@@ -430,11 +430,11 @@ class Session:
         if self._live_at is not None:
             self._around.metrics.call.observe(self._clock() - self._live_at)
 
-    def _refuse_offers(self) -> None:
+    def _refuse_offers(self, first: _Offer) -> None:
         """Nobody waits for the answer of a call that is over."""
         error = CallNotFoundError(f"call {self.id} has ended")
-        if self._offer is not None:
-            _resolve(self._offer.answer, error)
+        for offer in (first, self._offer or first):
+            _resolve(offer.answer, error)
         while not self._offers.empty():
             _resolve(self._offers.get_nowait().answer, error)
 
