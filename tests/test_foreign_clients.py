@@ -1,4 +1,4 @@
-"""Clients that others wrote, against a real server: in headless Chromium on a page of another origin, and in Node.
+"""Clients that others wrote, against a real server: in headless Chromium on a page of another origin, in Node, aiortc.
 
 They come from npm by name, and are changed in nothing but the server's address: what they need of us is what they send
 and expect by themselves. The scripts that use them lie in `foreign/`.
@@ -11,13 +11,16 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import aiohttp
+import av
 import numpy as np
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from aiortc import AudioStreamTrack, MediaStreamTrack, RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 
 from tests import npm
 from tests.browser import NO_ECHO_CANCELLER, Page, open_browser
@@ -204,3 +207,43 @@ async def test_callers_in_node_connect_hear_and_hang_up(
         assert process.returncode == 0, err.decode()
         assert json.loads(out.splitlines()[-1])[heard] > 0
         await no_call_left(url)
+
+
+# ---- in Python
+
+
+async def test_a_client_in_the_manner_of_aiortcs_examples_connects_and_hears_itself(tmp_path: Path) -> None:
+    """Plain aiortc as its examples use it: `{sdp, type}` posted to /offer, a channel called chat, no trickle."""
+    async with serving("echo", rows=1, log=tmp_path / "log") as url:
+        pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        tracks, messages = asyncio.Queue[MediaStreamTrack](), asyncio.Queue[str]()
+        pc.on("track", tracks.put_nowait)
+        pc.createDataChannel("chat").on("message", messages.put_nowait)
+        pc.addTrack(Tone())
+        await pc.setLocalDescription(await pc.createOffer())
+        offer = {"sdp": pc.localDescription.sdp, "type": pc.localDescription.type, "video_transform": "none"}
+        async with aiohttp.ClientSession(url) as http, http.post("/offer", json=offer) as response:
+            answer = await response.json()
+        await pc.setRemoteDescription(RTCSessionDescription(answer["sdp"], answer["type"]))
+        async with asyncio.timeout(20):
+            assert json.loads(await messages.get())["type"] == "session.created"
+            track = await tracks.get()
+            while loudest(await track.recv()) < 1_000:
+                pass
+        await pc.close()
+        await no_call_left(url)
+
+
+class Tone(AudioStreamTrack):
+    """440 Hz in frames of 20 ms, paced as aiortc's silence is."""
+
+    async def recv(self) -> av.AudioFrame:
+        frame = cast(av.AudioFrame, await super().recv())
+        times = ((frame.pts or 0) + np.arange(frame.samples)) / frame.sample_rate
+        frame.planes[0].update((8_000 * np.sin(2 * np.pi * 440 * times)).astype(np.int16).tobytes())
+        return frame
+
+
+def loudest(frame: object) -> int:
+    assert isinstance(frame, av.AudioFrame)
+    return int(np.abs(frame.to_ndarray().astype(np.int32)).max())
