@@ -22,5 +22,5 @@ def test_dry_run_finds_every_part_working_and_every_rule_kept(tmp_path: Path) ->
     assert all(isinstance(rows, list) for rows in report["parts"].values())
     speeds = [bar for bar in report["bars"] if " < " in bar["name"]]
     rules = [bar for bar in report["bars"] if " < " not in bar["name"]]
-    assert len(speeds) == 6 and all(bar["passed"] is None for bar in speeds), "a dry run judges no speed"
-    assert len(rules) == 6 and all(bar["passed"] for bar in rules)
+    assert len(speeds) == 7 and all(bar["passed"] is None for bar in speeds), "a dry run judges no speed"
+    assert len(rules) == 8 and all(bar["passed"] for bar in rules)

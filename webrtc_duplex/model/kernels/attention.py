@@ -119,8 +119,13 @@ def _turned(at, cos, sin, D: tl.constexpr):
 
 
 @triton.jit
-def _byte(x, scale):
-    return tl.floor(tl.math.div_rn(x, scale + tl.zeros_like(x)) + 0.5)
+def _byte(x, at, vectors, scales):
+    """Leave a vector's scale; returns what its bytes in `vectors` are to be."""
+    whole: tl.constexpr = vectors.dtype.element_ty == tl.int8  # else e4m3, whose greatest number is 448
+    scale = tl.math.div_rn(tl.maximum(tl.max(tl.abs(x), 0), 1e-8), 127.0 if whole else 448.0)
+    tl.store(scales + at, scale)
+    x = tl.math.div_rn(x, scale + tl.zeros_like(x))
+    return tl.floor(x + 0.5) if whole else x
 
 
 @triton.jit
@@ -139,12 +144,7 @@ def _append(
     row, slot = tl.load(rows + new // T), tl.load(slots + new)
     to = row * row_stride + (head * C + slot) * D  # of a vector; scales lie in the same order
     if BYTES:
-        at = to // D
-        key_scale = tl.math.div_rn(tl.maximum(tl.max(tl.abs(key), 0), 1e-8), 127.0)
-        value_scale = tl.math.div_rn(tl.maximum(tl.max(tl.abs(value), 0), 1e-8), 127.0)
-        tl.store(key_scales + at, key_scale)
-        tl.store(value_scales + at, value_scale)
-        key, value = _byte(key, key_scale), _byte(value, value_scale)
+        key, value = _byte(key, to // D, keys, key_scales), _byte(value, to // D, values, value_scales)
     tl.store(keys + to + column, key.to(keys.dtype.element_ty))
     tl.store(values + to + column, value.to(values.dtype.element_ty))
 
