@@ -15,7 +15,7 @@ from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.config import LMConfig, MimiConfig
 from webrtc_duplex.model.mimi import Mimi
 from webrtc_duplex.model.personaplex import LM, ModelState, PersonaPlex
-from webrtc_duplex.model.streaming import tensors
+from webrtc_duplex.model.streaming import Hints, tensors
 
 META = torch.device("meta")
 
@@ -73,7 +73,7 @@ def count_step(model: PersonaPlex, lanes: int, state: ModelState) -> Counter[str
     pcm = torch.empty(lanes, 1920, dtype=torch.int16, device=META)
     rows = torch.empty(lanes, dtype=torch.int64, device=META)
     with Guard() as guard:
-        said = model.step(pcm, rows, state)
+        said = model.step(pcm, rows, state, Hints(every_token=False))
     assert said.pcm.shape == (lanes, 1920) and said.pcm.dtype == torch.int16
     assert said.text.shape == said.sound.shape == (lanes,)
     assert said.codes.shape == (lanes, 8)

@@ -11,9 +11,11 @@ from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.config import LMConfig, SamplingConfig
 from webrtc_duplex.model.sampling import (
     MAX_TOP_K,
+    SHORTLISTED,
     Draw,
     Greedy,
     SamplerState,
+    Shortlist,
     asked,
     draws,
     philox,
@@ -138,6 +140,24 @@ def test_rows_sample_each_in_their_own_way() -> None:
     assert not text.noise[1].any() and text.noise[0].all(), "no noise where it is greedy"
     assert not codes[3].noise[0].any() and codes[3].noise[1].all()
     assert state.seed[2] == 5, "32 bits of a seed count"
+
+
+def test_a_shortlist_takes_the_token_that_a_draw_of_all_takes() -> None:
+    lanes, tokens = 300, SHORTLISTED + 3
+    state, rows = SamplerState.allocate(lanes, torch.device("cpu")), torch.arange(lanes)
+    for row in range(lanes):
+        state.set_row(row, row, SamplingConfig(0.4 * (row % 3), (25, 256, 0, 1)[row % 4], 0.0, 1))
+    frames = 5 * rows
+    chosen, _ = draws(state, rows, frames, 1, LMConfig(text_card=tokens, card=40))
+    assert isinstance(chosen, Shortlist) and chosen.rest is not None
+    logits = torch.randn(lanes, tokens, generator=torch.Generator().manual_seed(1))
+    logits[:, 700] = logits[:, 100] = logits.amax(1)  # the greatest three times
+    for ours, theirs in zip(chosen.sample(logits), chosen.rest.sample(logits), strict=True):
+        assert torch.equal(ours, theirs)
+    few = rows % 4 != 2
+    told, _ = draws(state, rows[few], frames[few], 1, LMConfig(text_card=tokens, card=40), every=False)
+    assert isinstance(told, Shortlist) and told.rest is None
+    assert torch.equal(told.sample(logits[few])[0], chosen.sample(logits)[0][few])
 
 
 def test_a_call_that_asks_for_nothing_gets_the_models_defaults() -> None:

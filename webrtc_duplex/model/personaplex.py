@@ -114,7 +114,7 @@ class LM(nn.Module):
     def answer(self, column: Tensor, rows: Tensor, state: LMState, hints: Hints = NO_HINTS) -> Answer:
         """Hear a column [B, 17], choose the next one's own tokens, and with them complete a frame."""
         hidden = self.temporal.step(column, state.temporal, rows, hints)
-        own, best = self._choose(self.consider(hidden), rows, state, CODEBOOKS, hints.greedy)
+        own, best = self._choose(self.consider(hidden), rows, state, CODEBOOKS, hints)
         state.own.index_copy_(0, rows, own)
         return Answer(torch.where(self.late[AGENT], own[:, AGENT], column[:, AGENT]), hidden, best)
 
@@ -148,20 +148,20 @@ class LM(nn.Module):
         Its codebooks 1..7 belong to the prompt's last frame, so they are given; tail int64 [2, 8]: agent, caller.
         """
         agent, user = tail[:1], tail[1:]
-        chosen, _ = self._choose(thought, rows, state, steps=1, greedy=False)
+        chosen, _ = self._choose(thought, rows, state, steps=1, hints=NO_HINTS)
         own = torch.cat([chosen[:, :1], torch.where(self.late[AGENT], agent, chosen[:, 1:])], dim=1)
         state.own.index_copy_(0, rows, own)
         state.heard.index_copy_(0, rows, user)
 
     def _choose(
-        self, thought: Thought, rows: Tensor, state: LMState, steps: int, greedy: bool
+        self, thought: Thought, rows: Tensor, state: LMState, steps: int, hints: Hints
     ) -> tuple[Tensor, Tensor]:
         """Text and the first `steps` agent codes of the next column [B, 1 + steps], and each draw's greatest logit."""
         text_draw: Choice = Greedy()
         code_draws: Sequence[Choice] = [Greedy()] * steps
-        if not greedy:
+        if not hints.greedy:
             frames = state.temporal.position.index_select(0, rows)
-            text_draw, code_draws = draws(state.sampler, rows, frames, steps, self.config)
+            text_draw, code_draws = draws(state.sampler, rows, frames, steps, self.config, hints.every_token)
         text, text_best = text_draw.sample(thought.text_logits)
         best = [text_best]
 

@@ -125,6 +125,7 @@ class PersonaPlexRunner:
         self.state = model.allocate(rows, kv_dtype)
         self._ages = np.zeros((rows + 1, 2), np.int64)  # columns and frames of each row
         self._hot = np.zeros(rows + 1, np.bool_)  # whether the row's call is sampled, not greedy
+        self._wide = np.zeros(rows + 1, np.bool_)  # whether its text may be any token, not one of the top k
         self._openings: dict[int, Opening] = {}
         self.cache = PromptCache(cache_bytes)
         with torch.inference_mode():
@@ -148,6 +149,7 @@ class PersonaPlexRunner:
         self.reset(row)
         self.state.lm.sampler.set_row(row, prompt.seed, sampling)
         self._hot[row] = max(sampling.text_temperature, sampling.audio_temperature) > 0
+        self._wide[row] = sampling.text_top_k == 0
         if cached:
             self._ages[row] = len(cached.columns), 1
             cached.temporal.put(self.state.lm.temporal, row, len(cached.columns))
@@ -179,7 +181,7 @@ class PersonaPlexRunner:
         zero_row(self.state.mimi, row, LATENTS * frames)
         self._openings.pop(row, None)
         self._ages[row] = 0
-        self._hot[row] = False
+        self._hot[row] = self._wide[row] = False
 
     def fill(self, row: int) -> None:
         """Make a row as expensive as one whose windows are full, for who measures; reset it afterwards."""
@@ -196,7 +198,8 @@ class PersonaPlexRunner:
         count = len(rows)
         self._ages[rows] += 1
         columns, frames = self._ages[rows].max(axis=0).tolist()
-        hints = Hints(lanes=count, greedy=not self._hot[rows].any(), columns=columns, frames=frames)
+        greedy, every_token = not self._hot[rows].any(), bool(self._wide[rows].any())
+        hints = Hints(lanes=count, greedy=greedy, every_token=every_token, columns=columns, frames=frames)
         said = self._lanes_for(count).step(rows, pcm, hints)
         pcm_out, text, self.codes, sound = (part[:count].numpy().copy() for part in parts(said))
         return pcm_out, text, sound

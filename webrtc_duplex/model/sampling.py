@@ -25,6 +25,9 @@ MAX_TOP_K = 256
 
 MAX_TEMPERATURE = 4.0
 
+SHORTLISTED = 8 * MAX_TOP_K
+"""Tokens from which on a text's noise is made for the best alone, each of which needs a counter of its own."""
+
 _DRAWS_A_FRAME = 16
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -110,6 +113,39 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortlist:
+    """A draw of many tokens among the `MAX_TOP_K` best, whose noise alone is made: of a text's 32 000 a hundredth.
+
+    It takes what `Draw` takes, were it not that of tokens which tie with the k-th best only as many are kept as are
+    among the best.
+    """
+
+    seeds: Tensor
+    """int64 [B]"""
+    frames: Tensor
+    """int64 [B]"""
+    hot: Tensor
+    """False in greedy lanes: [B, 1]"""
+    inverse_temperature: Tensor
+    rank: Tensor
+    """As in `Draw`"""
+    rest: Draw | None
+    """For lanes that keep every token; None where there is none"""
+
+    def sample(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float()
+        best, tokens = logits.topk(MAX_TOP_K)
+        noise = noise_of(tokens, self.seeds, self.frames, logits.shape[1]) * self.hot
+        race = torch.addcmul(noise, best, self.inverse_temperature)
+        race.masked_fill_(best < best.gather(1, self.rank), -math.inf)
+        first = race >= race.amax(1, keepdim=True)
+        token = torch.where(first, tokens, logits.shape[1] - 1).amin(1)  # of equals the first, as argmax does
+        if self.rest is not None:
+            token = torch.where(self.rest.slack[:, 0] < 0, self.rest.sample(logits)[0], token)
+        return token, best[:, 0]
+
+
+@dataclass(frozen=True, slots=True)
 class KernelDraw:
     """`Draw` in one kernel, which makes its own noise."""
 
@@ -127,33 +163,49 @@ class KernelDraw:
 
 
 def draws(
-    state: SamplerState, rows: Tensor, frames: Tensor, steps: int, config: LMConfig
+    state: SamplerState, rows: Tensor, frames: Tensor, steps: int, config: LMConfig, every: bool = True
 ) -> tuple[Choice, Sequence[Choice]]:
-    """The draws of a step: the text's, and `steps` codes'. `frames` int64 [B] are the columns that the lanes fill."""
+    """The draws of a step: the text's, and `steps` codes'. `frames` int64 [B] are the columns that the lanes fill.
+
+    `every` says whether any of the lanes may keep every token of the text.
+    """
     if ops.usable(rows):
         lanes, of_audio = (rows, frames, state.seed), (state.audio_temperature, state.audio_top_k)
         of_text = KernelDraw(0, *lanes, state.text_temperature, state.text_top_k)
         return of_text, [KernelDraw(1 + step, *lanes, *of_audio) for step in range(steps)]
     seeds = state.seed.index_select(0, rows)
-    text_noise = race_noise(seeds, frames, 0, 1, config.text_card)[:, 0]
+    text = _text_draw(state, rows, seeds, frames, config.text_card, every)
     audio_noise = race_noise(seeds, frames, 1, steps, config.card)
-    text = _draw(text_noise, state.text_temperature, state.text_top_k, rows)
-    first = _draw(audio_noise, state.audio_temperature, state.audio_top_k, rows)
+    temperature, top_k = state.audio_temperature.index_select(0, rows), state.audio_top_k.index_select(0, rows)
+    first = _draw(audio_noise, temperature, top_k)
     audio = (Draw(noise, first.inverse_temperature, first.rank, first.slack) for noise in first.noise.unbind(1))
     return text, tuple(audio)
 
 
-def _draw(noise: Tensor, temperature: Tensor, top_k: Tensor, rows: Tensor) -> Draw:
+def _text_draw(
+    state: SamplerState, rows: Tensor, seeds: Tensor, frames: Tensor, tokens: int, every: bool
+) -> Draw | Shortlist:
+    temperature, top_k = state.text_temperature.index_select(0, rows), state.text_top_k.index_select(0, rows)
+    whole = None
+    if every or tokens < SHORTLISTED:
+        whole = _draw(race_noise(seeds, frames, 0, 1, tokens)[:, 0], temperature, top_k)
+    if whole is not None and tokens < SHORTLISTED:
+        return whole
+    hot, inverse, rank, _ = _terms(temperature, top_k, tokens)
+    return Shortlist(seeds, frames, hot, inverse, rank, whole)
+
+
+def _draw(noise: Tensor, temperature: Tensor, top_k: Tensor) -> Draw:
     """noise [B, V] or [B, 8, V]"""
-    asked, kept = temperature.index_select(0, rows)[:, None], top_k.index_select(0, rows)[:, None]
-    hot = asked > 0
-    limit = min(MAX_TOP_K, noise.shape[-1])
-    return Draw(
-        noise=noise * hot.view(-1, *[1] * (noise.dim() - 1)),
-        inverse_temperature=torch.where(hot, asked.reciprocal(), 1.0),
-        rank=kept.clamp(1, limit) - 1,
-        slack=torch.where(kept == 0, -math.inf, 0.0),
-    )
+    hot, inverse, rank, slack = _terms(temperature, top_k, noise.shape[-1])
+    return Draw(noise * hot.view(-1, *[1] * (noise.dim() - 1)), inverse, rank, slack)
+
+
+def _terms(temperature: Tensor, top_k: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Temperature and top-k [B] of each lane -> whether it draws at all, and the last three of `Draw`: [B, 1]."""
+    hot, kept = (temperature > 0)[:, None], top_k[:, None]
+    inverse = torch.where(hot, temperature[:, None].reciprocal(), 1.0)
+    return hot, inverse, kept.clamp(1, min(MAX_TOP_K, tokens)) - 1, torch.where(kept == 0, -math.inf, 0.0)
 
 
 def race_noise(seeds: Tensor, frames: Tensor, first: int, count: int, tokens: int) -> Tensor:
@@ -166,6 +218,13 @@ def race_noise(seeds: Tensor, frames: Tensor, first: int, count: int, tokens: in
     keys = zip(torch.split(low, at_once), torch.split(high, at_once), strict=True)
     noise = torch.cat([to_noise(torch.cat(philox(counter, *key), dim=1)) for key in keys])
     return noise.view(len(seeds), count, -1)[..., :tokens]
+
+
+def noise_of(tokens: Tensor, seeds: Tensor, frames: Tensor, count: int) -> Tensor:
+    """`race_noise` of draw 0, of these of `count` tokens alone: tokens int64 [B, n] -> [B, n]."""
+    quarter = -(-count // _WORDS_A_COUNTER)
+    words = philox(tokens % quarter, (frames * _DRAWS_A_FRAME)[:, None], seeds[:, None])
+    return to_noise(torch.stack(words).gather(0, (tokens // quarter)[None])[0])
 
 
 def to_noise(words: Tensor) -> Tensor:

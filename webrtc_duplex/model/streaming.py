@@ -40,6 +40,8 @@ class Hints:
     """Only the first so many serve a row; the others are padding."""
     greedy: bool = False
     """All of their rows are greedy: no noise is made."""
+    every_token: bool = True
+    """Some of their rows may draw among every token of the text, not its top k: noise is made for all."""
     columns: int | None = None
     """None of their rows has heard more columns than that, with this step's; prompt included."""
     frames: int | None = None
