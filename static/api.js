@@ -30,6 +30,7 @@ const KEY = "key";
  * @property {number | null} longestInstructions in characters
  * @property {string[]} voices
  * @property {string | null} defaultVoice
+ * @property {boolean} recordsCalls whether a caller may ask for a recording
  */
 
 /** The server said no, with a reason for people (`message`) and one for programs (`code`). */
@@ -65,6 +66,7 @@ export async function describeModel() {
     longestInstructions: model.max_text_chars ?? null,
     voices: voices.data.map((/** @type {{ id: string }} */ voice) => voice.id),
     defaultVoice: voices.default ?? null,
+    recordsCalls: Boolean(model.recording),
   };
 }
 

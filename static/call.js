@@ -170,9 +170,9 @@ export class Call extends EventTarget {
     return peer;
   }
 
-  /** @param {{ type: string, reason?: string }} event */
+  /** @param {{ type: string, reason?: string, in_ms?: number }} event */
   #hear(event) {
-    if (event.type === "ext.session.closing") this.#closing = event.reason ?? "server_error";
+    if (event.type === "ext.session.closing" && !event.in_ms) this.#closing = event.reason ?? "server_error";
     this.#tell("message", event);
   }
 

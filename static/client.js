@@ -14,6 +14,7 @@ import {
   HINTS,
   clearLastCall,
   showClock,
+  showComingEnd,
   showDelay,
   showEnding,
   showFailure,
@@ -55,7 +56,6 @@ class CallOnPage {
   serverStats = null;
   history = new History();
   conversation = new Conversation();
-  #wishes;
   #startedMs = performance.now();
   #context = new AudioContext();
   #you = new Meter(this.#context);
@@ -65,7 +65,6 @@ class CallOnPage {
 
   /** @param {import("./call.js").CallSettings} settings */
   constructor(settings) {
-    this.#wishes = settings.wishes;
     const call = new Call(settings);
     this.call = call;
     // iOS interrupts it for a telephone call.
@@ -89,7 +88,6 @@ class CallOnPage {
   }
 
   #begin() {
-    find("recorded").hidden = !this.#wishes.record;
     this.#startedMs = performance.now();
     this.#timers = [setInterval(() => this.#watch(), MOMENT_MS), setInterval(() => this.#measure(), MEASURE_EVERY_MS)];
     const draw = () => {
@@ -119,8 +117,10 @@ class CallOnPage {
 
   /** @param {Record<string, any>} event */
   #hear(event) {
+    if (event.session?.recording !== undefined) find("recorded").hidden = !event.session.recording;
     if (event.type === "ext.stats") this.serverStats = event;
     if (event.type === "ext.warning") showHint(HINTS[event.code]);
+    if (event.type === "ext.session.closing" && event.in_ms) showComingEnd(event.reason, event.in_ms);
     if (event.type === "ext.queue") showQueue(event.position, event.eta_s);
     if (event.type !== "ext.queue" && document.body.dataset.phase === "queued") showPhase("live");
     const turn = this.conversation.hear(event, this.ageMs);
@@ -208,7 +208,7 @@ function readWishes() {
     seed: number("seed") ?? drawSeed(),
     textTemperature: number("text-temperature"),
     audioTemperature: number("audio-temperature"),
-    record: input("record").checked || undefined,
+    record: (!find("record-field").hidden && input("record").checked) || undefined,
   };
 }
 
@@ -271,6 +271,7 @@ async function showModel() {
   select("voice").replaceChildren(...model.voices.map((voice) => new Option(voice)));
   if (model.defaultVoice) select("voice").value = model.defaultVoice;
   find("instructions-field").hidden = !model.takesInstructions;
+  find("record-field").hidden = !model.recordsCalls;
   if (model.longestInstructions) input("instructions").maxLength = model.longestInstructions;
   recall();
   showPhase("idle");

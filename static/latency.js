@@ -12,6 +12,7 @@
  * @property {number} [jb_ms] sound waits in the server's jitter buffer
  * @property {number} [frame_wait_ms] until its frame of 80 ms is full, and its tick comes
  * @property {number} [step_ms] the model's step
+ * @property {number} [model_delay_ms] until what it has decided in a step is heard whole
  * @property {number} [out_buffer_ms] between the step and the packet
  * @property {number} [concealed_ms] sound of the caller that the server had to make up, since the call began
  */
@@ -50,7 +51,7 @@ export function soundWay(server, network, outputLatencyMs) {
     ["Jitter buffer", server?.jb_ms, "server", false],
     ["Frame and tick", server && (server.frame_wait_ms ?? FRAME_MS), "server", server?.frame_wait_ms === undefined],
     ["Model step", server?.step_ms, "model", false],
-    ["Model’s own delay", server && MODEL_DELAY_MS, "model", true],
+    ["Model’s own delay", server && (server.model_delay_ms ?? MODEL_DELAY_MS), "model", server?.model_delay_ms === undefined],
     ["Send buffer", server?.out_buffer_ms, "server", false],
     ["Network, back", oneWayMs, "network", false],
     ["Browser’s buffer", network?.bufferMs, "network", false],

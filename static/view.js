@@ -50,6 +50,9 @@ const ENDINGS = {
 export const HINTS = {
   input_silent: "The agent hears only silence. Is this the right microphone?",
   gpu_late: "The server is busy; answers may come late.",
+  echo_suspected: "The agent hears itself through your loudspeaker. Headphones help.",
+  clock_drift: "Your microphone’s clock runs unevenly; the agent may hear small gaps.",
+  idle_timeout: "Nobody has spoken for a while. The call will end soon.",
 };
 
 /** @param {keyof typeof PHASES} phase */
@@ -179,6 +182,12 @@ export function showHint(text) {
   clearTimeout(hintTimer);
   hintTimer = setTimeout(() => (find("hint").hidden = true), HINT_FOR_MS);
   say(text);
+}
+
+/** @param {string} reason @param {number} inMs */
+export function showComingEnd(reason, inMs) {
+  const why = reason === "drained" ? "The server is being shut down" : "The call reaches its longest duration";
+  showHint(`${why}: it ends in about ${Math.ceil(inMs / 1000)} s.`);
 }
 
 /** @param {Error} error */

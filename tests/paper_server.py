@@ -45,6 +45,7 @@ class PaperServer:
     locked: bool = False
     """Whether even the page needs the key."""
     takes_text: bool = True
+    records: bool = False
     voices: list[str] = field(default_factory=lambda: ["ada", "bob"])
     offers: list[dict[str, Any]] = field(default_factory=list)
     steps: int = 0
@@ -68,7 +69,7 @@ class PaperServer:
         if self.loading > 0:
             self.loading -= 1
             raise web.HTTPServiceUnavailable(headers={"Retry-After": "1"})
-        model = {"id": "paper", "object": "model", "takes_text": self.takes_text, "max_text_chars": 400}
+        model = {"id": "paper", "takes_text": self.takes_text, "max_text_chars": 400, "recording": self.records}
         return web.json_response({"object": "list", "data": [model]})
 
     async def list_voices(self, request: web.Request) -> web.Response:

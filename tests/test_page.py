@@ -74,6 +74,23 @@ async def test_a_model_with_one_voice_and_no_prompt_offers_neither(browser: Brow
     await page.close()
 
 
+@pytest.mark.parametrize("records", [True, False])
+async def test_a_recording_is_offered_where_the_server_keeps_any(
+    browser: Browser, paper: PaperServer, records: bool
+) -> None:
+    paper.records = records
+    page = await browser.open(paper.url)
+    await page.wait_for("document.getElementById('model').textContent === 'paper'")
+    await page.evaluate("document.querySelector('details').open = true")
+    assert await page.evaluate("document.getElementById('record').checkVisibility()") is records
+    await page.close()
+
+
+async def test_the_end_of_a_call_is_told_before_it_comes(page: Page) -> None:
+    await module(page, """(await import("/static/view.js")).showComingEnd("max_duration", 29_400);""")
+    assert await text(page, "#hint") == "The call reaches its longest duration: it ends in about 30 s."
+
+
 async def test_the_page_waits_for_a_model_that_is_loading(browser: Browser, paper: PaperServer) -> None:
     paper.loading = 1
     page = await browser.open(paper.url)
@@ -217,7 +234,7 @@ async def test_the_delay_counts_what_is_known_and_marks_what_is_assumed(page: Pa
         """
         const { soundWay } = await import("/static/latency.js");
         const network = { rttMs: 40, jitterMs: 1, bufferMs: 30, lostIn: 0, lostOut: 0 };
-        return soundWay({ jb_ms: 10, frame_wait_ms: 45, step_ms: 25 }, network, null);
+        return soundWay({ jb_ms: 10, frame_wait_ms: 45, step_ms: 25, model_delay_ms: 80 }, network, null);
         """,
     )
     measured = {stage["name"]: stage["ms"] for stage in stages if not stage["assumed"]}
@@ -226,11 +243,11 @@ async def test_the_delay_counts_what_is_known_and_marks_what_is_assumed(page: Pa
         "Jitter buffer": 10,
         "Frame and tick": 45,
         "Model step": 25,
+        "Model’s own delay": 80,
         "Network, back": 20,
         "Browser’s buffer": 30,
     }
     assert {stage["name"] for stage in stages if stage["assumed"]} == {
         "Microphone, Opus",
-        "Model’s own delay",
         "Opus, loudspeaker",
     }
