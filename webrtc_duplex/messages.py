@@ -82,6 +82,8 @@ class ModelCard:
     max_text_chars: int
     pieces: tuple[str, ...]
     """Text of each text token, with a leading space where a word begins; '' for tokens that are not shown."""
+    delay_s: float = 0.0
+    """How much later than its step what the model has decided is heard whole: its acoustic codes stand so late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 from sentencepiece import SentencePieceProcessor
 
+from webrtc_duplex.audio import FRAME_S
 from webrtc_duplex.errors import CheckpointError, RequestError
 from webrtc_duplex.messages import ModelCard, Prompt
 from webrtc_duplex.model.checkpoint import Checkpoint
+from webrtc_duplex.model.personaplex import DELAYS
 from webrtc_duplex.model.prompts import PromptColumns, bare_start, system_prompt
 from webrtc_duplex.model.voices import VoiceShelf
 
@@ -56,6 +58,7 @@ class Prompter:
             takes_text=self.checkpoint.system_prompt,
             max_text_chars=self.max_tokens * max(map(len, names)),
             pieces=names,
+            delay_s=max(DELAYS) * FRAME_S,
         )
 
     def wish(self, prompt: Prompt) -> Wish:

@@ -509,7 +509,7 @@ class Session:
         heard, out = leg.jitter.counters, leg.playout
         step_s = step.step_s if step else 0.0
         wait_s = leg.jitter.delay_s + self._lead.lead_s
-        ours_s = wait_s + FRAME_S + step_s + out.lead_s
+        ours_s = wait_s + FRAME_S + step_s + self._card.delay_s + out.lead_s
         return {
             "rtt_ms": _ms(self._network.rtt_s),
             "jitter_ms": _ms(self._network.jitter_in_s),
@@ -521,6 +521,7 @@ class Session:
             "jb_ms": _ms(leg.jitter.delay_s),
             "frame_wait_ms": _ms(wait_s),
             "step_ms": _ms(step_s),
+            "model_delay_ms": _ms(self._card.delay_s),
             "step_lag": _ms(step.late_s if step else None),
             "out_buffer_ms": _ms(out.lead_s),
             "underruns": out.counters.underruns,
