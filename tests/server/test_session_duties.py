@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import threading
 import wave
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.errors import CapacityError, RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import realtime
+from webrtc_duplex.server.events import ChannelListener
 from webrtc_duplex.server.session import CallRequest, SessionState
 from webrtc_duplex.settings import EngineSettings, ServerSettings
 
@@ -336,3 +338,26 @@ async def test_an_agent_that_hears_itself_is_warned_of(one_row: House, monkeypat
         await in_state(session, SessionState.LIVE)
         monkeypatch.setattr(session._echo, "look", lambda: True)
         assert (await peer.event("ext.warning"))["code"] == "echo_suspected"
+
+
+async def test_a_client_that_does_not_take_its_events_is_put_out(
+    one_row: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChannelListener, "STUCK_BYTES", -1)
+    async with call(one_row, channel="oai-events") as (_, session):
+        await in_state(session, SessionState.ENDED)
+    assert session.ended_because == "evicted_slow"
+
+
+async def test_a_caller_whose_certificate_is_another_than_it_said_is_put_out(one_row: House) -> None:
+    peer = Peer()
+    offer = await peer.offer()
+    fingerprint = re.search(r"a=fingerprint:sha-256 (\S+)", offer)
+    assert fingerprint is not None
+    another = ":".join(["00"] * 32)
+    session = await one_row.calls.answer(CallRequest("rtc_1", offer.replace(fingerprint[1], another)))
+    await peer.accept(session.answer)
+    await in_state(session, SessionState.ENDED)
+    assert session.ended_because == "dtls_failed"
+    await one_row.rows_free(1)
+    await peer.close()

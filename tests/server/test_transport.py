@@ -428,3 +428,17 @@ async def test_closing_twice_is_harmless(ends: tuple[Peer, Ours]) -> None:
     await ours.transport.close()
     await ours.transport.close()
     assert ours.transport.over.is_set()
+
+
+@pytest.mark.parametrize(
+    ("connection", "ice", "failure"),
+    [("failed", "failed", "ice_failed"), ("failed", "completed", "dtls_failed"), ("closed", "closed", None)],
+)
+async def test_why_there_is_no_connection_has_a_name(
+    ends: tuple[Peer, Ours], monkeypatch: pytest.MonkeyPatch, connection: str, ice: str, failure: str | None
+) -> None:
+    _, ours = ends
+    monkeypatch.setattr(RTCPeerConnection, "connectionState", connection)
+    monkeypatch.setattr(RTCPeerConnection, "iceConnectionState", ice)
+    assert ours.transport.failure == failure
+    monkeypatch.undo()
