@@ -1,6 +1,7 @@
 """The story of a call, with real peers in this process and an engine that echoes."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -143,6 +144,24 @@ async def test_a_caller_who_hangs_up_frees_the_row(two_rows: House) -> None:
         await in_state(session, SessionState.ENDED)
         await two_rows.rows_free(2)
     assert session.ended_because == "hangup" and len(two_rows.calls) == 0
+
+
+async def test_of_a_call_that_is_over_only_what_can_be_asked_is_kept(two_rows: House) -> None:
+    async with call(two_rows) as (peer, session):
+        await in_state(session, SessionState.LIVE)
+        connections = count_of(Transport)
+        await peer.close()
+        await in_state(session, SessionState.ENDED)
+        assert two_rows.calls.find(session.id).stats()["underruns"] is not None
+        async with asyncio.timeout(5):
+            while count_of(Transport) == connections:
+                await asyncio.sleep(0.05)
+
+
+def count_of(kind: type) -> int:
+    """Objects of this kind that anybody still needs."""
+    gc.collect()
+    return sum(isinstance(thing, kind) for thing in gc.get_objects())
 
 
 async def test_a_call_that_we_end_says_why_and_is_closed_on_both_sides(two_rows: House) -> None:

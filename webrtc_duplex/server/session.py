@@ -152,6 +152,7 @@ class Session:
         self._wish: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._over = asyncio.Event()
         self._network = NOTHING_REPORTED
+        self._last_stats: dict[str, Json] = {}
 
     # ---- the story
 
@@ -414,8 +415,15 @@ class Session:
         self._count_end(reason)
         self._refuse_offers(first)
         self.feed.end()
+        self._let_go()
         self._over.set()
         log.info("the call has ended: %s", reason)
+
+    def _let_go(self) -> None:
+        """A call that is over is asked after for a while, but needs no peer connection for that, and no codecs."""
+        self._last_stats = self.stats()
+        self._leg = self._listener = None
+        self._echo = EchoDetector()
 
     async def _close_leg(self) -> None:
         if self._leg is not None:
@@ -502,10 +510,10 @@ class Session:
         return self._vigil.age_s
 
     def stats(self) -> dict[str, Json]:
-        """How the call fares: what `ext.stats` says."""
+        """How the call fares, or fared at last: what `ext.stats` says."""
         leg, step = self._leg, self._engine.last_step
         if leg is None:
-            return {}
+            return self._last_stats
         heard, out = leg.jitter.counters, leg.playout
         step_s = step.step_s if step else 0.0
         wait_s = leg.jitter.delay_s + self._lead.lead_s
