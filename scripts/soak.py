@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -377,7 +377,10 @@ async def soak(seconds: float, load: Load, log: Path) -> tuple[Census, Census, T
     """Returns what there was after a warm-up, what there was at the end, and what was met."""
     tally = Tally()
     async with serving(load.callers - ROWS_SPARE, log) as server:
-        await be_busy(server, load, WARM_UP_S, tally)
+        warm = time.monotonic() + WARM_UP_S
+        nonsense = asyncio.create_task(talk_nonsense(server.url, warm, tally, Random(0)))
+        await be_busy(server, replace(load, rest_s=0.0), WARM_UP_S, tally)
+        await nonsense
         await asyncio.sleep(QUIET_S)
         before = await census(server)
         end = time.monotonic() + seconds
