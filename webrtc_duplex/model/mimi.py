@@ -20,7 +20,18 @@ from webrtc_duplex.audio import FRAME_SAMPLES
 from webrtc_duplex.model.config import CODEBOOKS, MimiConfig
 from webrtc_duplex.model.kernels import ops
 from webrtc_duplex.model.streaming import NO_HINTS, Hints, Ring, Rings, Window, open_window, rope_frequencies
-from webrtc_duplex.model.weights import Piece, Stack, add_product, matrix, one, product, turned_matrix, under, vector
+from webrtc_duplex.model.weights import (
+    Piece,
+    Stack,
+    add_product,
+    matrix,
+    one,
+    product,
+    rows_of,
+    turned_matrix,
+    under,
+    vector,
+)
 
 LATENTS = 2
 """Positions of the codec's transformers in a frame: 25 Hz."""
@@ -506,7 +517,7 @@ class Quantizer(nn.Module):
         self.latent_width, self.width, self.size = config.width, width, size
         self.project_in = matrix(2, width, config.width, device=device, dtype=torch.float32)
         self.project_out = matrix(config.width, 2 * width, device=device, dtype=torch.float32)
-        self.centroids = vector(CODEBOOKS, size, width, device=device, dtype=torch.float32)
+        self.centroids = matrix(CODEBOOKS, size, width, device=device, dtype=torch.float32)
         self.handicaps = vector(CODEBOOKS, size, device=device, dtype=torch.float32)
         offsets = (torch.arange(CODEBOOKS) * size).to(device)
         self.register_buffer("offsets", offsets, persistent=False)
@@ -517,18 +528,18 @@ class Quantizer(nn.Module):
         codes = [self._nearest(first, 0)]
         for level in range(1, CODEBOOKS):
             codes.append(self._nearest(rest, level))
-            rest = rest - functional.embedding(codes[-1], self.centroids[level])
+            rest = rest - rows_of(self.centroids[level], codes[-1])
         return torch.stack(codes, dim=1)
 
     def decode(self, codes: Tensor) -> Tensor:
         """codes int64 [B, 8] -> latent [B, D]"""
-        chosen = functional.embedding(codes + self.offsets, self.centroids.flatten(0, 1))  # [B, 8, d]
+        chosen = rows_of(self.centroids.flatten(0, 1), codes + self.offsets)  # [B, 8, d]
         first, rest = chosen[:, 0], chosen[:, 1:].sum(1)
         return product(torch.cat([first, rest], dim=1), self.project_out)
 
     def _nearest(self, latent: Tensor, level: int) -> Tensor:
         """The centroid with the least |e - r|^2: that is the one with the greatest r e - |e|^2 / 2."""
-        return torch.addmm(self.handicaps[level], latent, self.centroids[level].mT).argmax(1)
+        return product(latent, self.centroids[level], self.handicaps[level]).argmax(1)
 
     def pieces(self) -> list[Piece]:
         width, latent = self.width, self.latent_width

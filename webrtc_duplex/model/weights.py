@@ -87,8 +87,8 @@ def write(target: Tensor, made: Tensor) -> None:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., in] weight^T + bias -> [..., out], for a weight of either kind."""
-    if weight.dim() == 2:
-        return functional.linear(x, weight, bias)
+    if _is_whole(weight):
+        return functional.linear(x, _whole(weight), bias)
     count, width, block = weight.shape
     rows = x.reshape(-1, width).expand(count, -1, -1)
     if bias is None:
@@ -100,10 +100,28 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def add_product(x: Tensor, a: Tensor, weight: Tensor) -> None:
     """x [..., D] += a [..., n] weight^T, in place: the end of a residual branch."""
-    if weight.dim() == 2:
-        x.view(-1, x.shape[-1]).addmm_(a.reshape(-1, a.shape[-1]), weight.mT)  # in one product
+    if _is_whole(weight):
+        x.view(-1, x.shape[-1]).addmm_(a.reshape(-1, a.shape[-1]), _whole(weight).mT)  # in one product
     else:
         x.add_(product(a, weight))
+
+
+def rows_of(weight: Tensor, index: Tensor) -> Tensor:
+    """Rows of a weight [out, in] of either kind: index int64 [...] -> [..., in]."""
+    if weight.dim() == 2:
+        return functional.embedding(index, weight)
+    block = weight.shape[-1]
+    return weight[index // block, :, index % block]
+
+
+def _is_whole(weight: Tensor) -> bool:
+    """Whether it lies in no blocks, or in one."""
+    return weight.dim() == 2 or weight.shape[0] == 1
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """[out, in]"""
+    return weight if weight.dim() == 2 else weight[0].mT
 
 
 def under(module: str, pieces: list[Piece]) -> list[Piece]:
