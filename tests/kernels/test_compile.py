@@ -157,7 +157,7 @@ def test_attention_leaves_a_multiprocessor_time_to_wait_for_memory(compiled: dic
     """Time that the instructions of a tile take to issue, as a share of the time in which the tile arrives.
 
     An H200's share a multiprocessor: 4.3 TB/s / 132 at 1.9 GHz; it issues four instructions a cycle. Above 0.7 loss is
-    to be expected (`gpu.md` 1.4).
+    to be expected.
     """
     arriving = 4.3e12 / H200_MULTIPROCESSORS / 1.9e9
     limits = {"*bf16": 0.25, "*i8": 0.7, "*fp32": 0.5}

@@ -122,7 +122,7 @@ def test_a_vector_of_bytes_errs_by_half_a_step_of_its_own_scale() -> None:
 
 @pytest.mark.parametrize(("sharpness", "limit"), [(0.0, 0.02), (1.0, 0.012), (4.0, 0.02)])
 def test_attention_to_bytes_errs_by_one_to_two_percent_of_that_to_numbers(sharpness: float, limit: float) -> None:
-    """As estimated for released sizes (`gpu.md` 1.4): 3 000 keys of 128, softmax flat to peaked."""
+    """At released sizes: 3 000 keys of 128, softmax flat to peaked."""
     width, keys, chance = 128, 3000, torch.Generator().manual_seed(2)
     exact, small = (
         Rings.allocate(1, 1, HEADS, keys, width, CPU, dtype).layers[0] for dtype in (torch.float32, torch.int8)

@@ -11,8 +11,8 @@ what it then predicts are the text and the agent's codes of column p + 1.
     caller 0      u0 of p
     caller 1..7   of p - 1
 
-The caller's frame completes column p, is heard at once, and is answered by the agent's frame p in the same step
-(`personaplex.md` 3.3; the reference of NVIDIA is one call later and says the same).
+The caller's frame completes column p, is heard at once, and is answered by the agent's frame p in the same step.
+NVIDIA's reference is one call later and says the same.
 """
 
 from collections.abc import Sequence

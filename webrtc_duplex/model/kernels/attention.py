@@ -26,7 +26,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How `_split` runs; chosen offline by registers and loop length (`gpu.md` 1.4), to be confirmed on a card."""
+    """How `_split` runs; chosen offline by registers and loop length, to be confirmed on a card."""
 
     dot: bool
     """Tensor cores, the query repeated to 16 rows; else multiply-adds with a running maximum for each slot of a tile.

@@ -12,7 +12,7 @@ from torch import Tensor
 from webrtc_duplex.model.kernels.launch import launch
 
 PRECISION = "ieee"
-"""How f32 products are computed; in TF32 about one frame in ninety would get another code (`gpu.md` 3)."""
+"""How f32 products are computed; in TF32 about one frame in ninety would get another code."""
 
 BLOCK = 1024
 """Numbers that one program of `_pad` and `_keep` moves"""
