@@ -1,7 +1,6 @@
 """Attention over rings of several units a row, with every way to split it, beside plain torch."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -28,14 +27,6 @@ DOT = Split(dot=True, block=16, warps=4, stages=2, resident=1, chunk=16)
 LANEWISE = replace(DOT, dot=False)
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::RuntimeWarning")]
-
-
-@pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    """What is allocated and not yet written holds no numbers."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def ring_of(dtype: torch.dtype, seed: int = 1) -> Ring:

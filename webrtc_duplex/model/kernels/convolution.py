@@ -45,6 +45,7 @@ def _pad(x, taps, out, lane_stride, length, past, ACTIVATE: tl.constexpr, KEEP: 
         last = tl.load(x + lane * length + length - past + at, mask=old, other=0.0)
         if ACTIVATE:
             last = _elu(last)
+        tl.debug_barrier()  # all of the block is read before any of it is written
         tl.store(taps + lane * lane_stride + at, last, mask=old)
 
 
