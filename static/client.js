@@ -56,6 +56,7 @@ class CallOnPage {
   serverStats = null;
   history = new History();
   conversation = new Conversation();
+  #wishes;
   #startedMs = performance.now();
   #context = new AudioContext();
   #you = new Meter(this.#context);
@@ -65,6 +66,7 @@ class CallOnPage {
 
   /** @param {import("./call.js").CallSettings} settings */
   constructor(settings) {
+    this.#wishes = settings.wishes;
     const call = new Call(settings);
     this.call = call;
     // iOS interrupts it for a telephone call.
@@ -88,6 +90,7 @@ class CallOnPage {
   }
 
   #begin() {
+    find("recorded").hidden = !this.#wishes.record;
     this.#startedMs = performance.now();
     this.#timers = [setInterval(() => this.#watch(), MOMENT_MS), setInterval(() => this.#measure(), MEASURE_EVERY_MS)];
     const draw = () => {
