@@ -155,7 +155,7 @@ def test_a_shortlist_takes_the_token_that_a_draw_of_all_takes() -> None:
     for ours, theirs in zip(chosen.sample(logits), chosen.rest.sample(logits), strict=True):
         assert torch.equal(ours, theirs)
     few = rows % 4 != 2
-    told, _ = draws(state, rows[few], frames[few], 1, LMConfig(text_card=tokens, card=40), every=False)
+    told, _ = draws(state, rows[few], frames[few], 1, LMConfig(text_card=tokens, card=40), every_token=False)
     assert isinstance(told, Shortlist) and told.rest is None
     assert torch.equal(told.sample(logits[few])[0], chosen.sample(logits)[0][few])
 

@@ -116,8 +116,8 @@ class Draw:
 class Shortlist:
     """A draw of many tokens among the `MAX_TOP_K` best, whose noise alone is made: of a text's 32 000 a hundredth.
 
-    It takes what `Draw` takes, were it not that of tokens which tie with the k-th best only as many are kept as are
-    among the best.
+    It takes what `Draw` takes, but where more tokens tie with the k-th best than there are places among the
+    `MAX_TOP_K`, the others of them are left out.
     """
 
     seeds: Tensor
@@ -163,18 +163,18 @@ class KernelDraw:
 
 
 def draws(
-    state: SamplerState, rows: Tensor, frames: Tensor, steps: int, config: LMConfig, every: bool = True
+    state: SamplerState, rows: Tensor, frames: Tensor, steps: int, config: LMConfig, every_token: bool = True
 ) -> tuple[Choice, Sequence[Choice]]:
     """The draws of a step: the text's, and `steps` codes'. `frames` int64 [B] are the columns that the lanes fill.
 
-    `every` says whether any of the lanes may keep every token of the text.
+    `every_token`: any of the lanes may keep every token of the text.
     """
     if ops.usable(rows):
         lanes, of_audio = (rows, frames, state.seed), (state.audio_temperature, state.audio_top_k)
         of_text = KernelDraw(0, *lanes, state.text_temperature, state.text_top_k)
         return of_text, [KernelDraw(1 + step, *lanes, *of_audio) for step in range(steps)]
     seeds = state.seed.index_select(0, rows)
-    text = _text_draw(state, rows, seeds, frames, config.text_card, every)
+    text = _text_draw(state, rows, seeds, frames, config.text_card, every_token)
     audio_noise = race_noise(seeds, frames, 1, steps, config.card)
     temperature, top_k = state.audio_temperature.index_select(0, rows), state.audio_top_k.index_select(0, rows)
     first = _draw(audio_noise, temperature, top_k)
@@ -183,11 +183,11 @@ def draws(
 
 
 def _text_draw(
-    state: SamplerState, rows: Tensor, seeds: Tensor, frames: Tensor, tokens: int, every: bool
+    state: SamplerState, rows: Tensor, seeds: Tensor, frames: Tensor, tokens: int, every_token: bool
 ) -> Draw | Shortlist:
     temperature, top_k = state.text_temperature.index_select(0, rows), state.text_top_k.index_select(0, rows)
     whole = None
-    if every or tokens < SHORTLISTED:
+    if every_token or tokens < SHORTLISTED:
         whole = _draw(race_noise(seeds, frames, 0, 1, tokens)[:, 0], temperature, top_k)
     if whole is not None and tokens < SHORTLISTED:
         return whole
