@@ -215,6 +215,7 @@ def attention_bf16(report: Report, late: Late) -> list[Row]:
 
 
 def attention_int8(report: Report, late: Late) -> list[Row]:
+    """The same with keys and values of bytes, and a scale for each vector."""
     return list(_attention(report, late, torch.int8))
 
 

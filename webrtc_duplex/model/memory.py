@@ -73,7 +73,8 @@ def available_bytes(device: torch.device) -> int:
 def _prefill_bytes(lm: LMConfig, dtype: torch.dtype, attended: torch.dtype) -> int:
     """The most that one layer holds at once while half a window of columns runs through it.
 
-    What is attended to lies there in `attended` numbers."""
+    What is attended to lies there in `attended` numbers.
+    """
     columns = lm.keys // 2
     wide = columns * (lm.width * 8 + lm.hidden * 3)  # norm in f32, qkv, attended; gate, value, product
     attention = columns * lm.keys + 2 * lm.keys * lm.width  # mask; keys and values put together
