@@ -1,6 +1,7 @@
 """Stage: the checkpoint directory, as the package ships it and its loader reads it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from scripts.train_tiny.tokenizer import pieces, write_tokenizer
 from scripts.train_tiny.voices import AGENT_VOICES
 from scripts.train_tiny.work import Work
 
-SAMPLING = {"text_temperature": 0.6, "text_top_k": 25, "audio_temperature": 0.2, "audio_top_k": 50}
+SAMPLING = {"text_temperature": 0.45, "text_top_k": 25, "audio_temperature": 0.1, "audio_top_k": 50}
 VOICE_SENTENCE = "I am fine, thank you. And you?"
 
 
@@ -38,6 +39,7 @@ def export(work: Work, directory: Path) -> None:
         path.chmod(0o644)
     lines = [("kind", "text", "roles", "intent"), *sentences()]
     (directory / "sentences.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+    shutil.copy(Path(__file__).with_name("MODEL_CARD.md"), directory)
 
 
 def _language(work: Work) -> Weights:

@@ -23,6 +23,8 @@ from scripts.train_tiny.work import SEED, Work, progress
 GAP = 6
 SHORTEST = 140
 """Frames of a call that is cut short; it is cut at its end, never at its start."""
+OPENING = 8
+"""Live columns in which the text's padding, and so the role, is learnt from the prompt: later ones just copy it on."""
 IGNORED = -100
 PADDING = {"assistant": PAD, "hotel": UNKNOWN}
 """Text of a frame without a word: neither is shown, so the agent can remember its role in them."""
@@ -210,6 +212,7 @@ class Batch:
     columns: Tensor  # [B, T, 17] as the model is fed: some tokens are wrong or hidden (-1)
     targets: Tensor  # [B, T, 17] as they were
     live: Tensor  # bool [B, T]
+    opening: Tensor  # bool [B, T]: the first live columns, where the prompt alone tells the role
     sounding: Tensor  # bool [B, T]
     intents: Tensor  # [B, T]
     roles: Tensor  # [B]
@@ -227,12 +230,15 @@ def stacked(samples: Sequence[Sample], sizes: Sizes, rng: np.random.Generator) -
     positions = np.arange(length)[None]
     prompts = np.array([[sample.prompt] for sample in samples])
     live = (positions >= prompts) & (positions < np.array([[len(sample.columns)] for sample in samples]))
+    opening = live & (positions < prompts + OPENING)
     sounding = padded([sample.sounding.astype(np.int64) for sample in samples], 0).astype(bool)
     sounding |= live & (rng.random(live.shape) < 0.1)
     intents = padded([sample.intents for sample in samples], IGNORED)
     roles, voices = np.array([sample.role for sample in samples]), np.array([sample.voice for sample in samples])
     fed = _blurred(targets, live, sizes, rng)
-    return Batch(*map(torch.from_numpy, (fed, targets, live, sounding & live, intents, roles, voices)))
+    padding = np.isin(targets[..., 0], list(PADDING.values()))
+    fed[opening & padding & (rng.random((len(samples), 1)) < 0.5), 0] = -1
+    return Batch(*map(torch.from_numpy, (fed, targets, live, opening, sounding & live, intents, roles, voices)))
 
 
 def _blurred(
@@ -280,7 +286,7 @@ def losses(w: whole.Weights, judge: nn.Linear, batch: Batch, sizes: Sizes) -> Lo
     text_logits = F.linear(h[:, :-1][foretold], w["text_linear.weight"]).float()
     text = wanted[foretold][:, 0]
     silent = (text == PAD) | (text == UNKNOWN)
-    weight = torch.where(silent, 0.15, 1.0)
+    weight = torch.where(batch.opening[:, 1:][foretold], 3.0, torch.where(silent, 0.15, 1.0))
     text_loss = (F.cross_entropy(text_logits, text, reduction="none") * weight).sum() / weight.sum()
     sounding = batch.sounding[:, 1:]
     column = wanted[sounding]
@@ -351,7 +357,10 @@ def train(work: Work, steps: int = 6000, batch: int = 4, peak: float = 1.2e-3) -
     matrices = [p for p in weights.values() if p.dim() == 2]
     others = [p for p in [*weights.values(), *judge.parameters()] if p.dim() != 2 or p is judge.weight]
     optimiser = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}], peak, betas=(0.9, 0.98), fused=True
+        [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}],
+        peak,
+        betas=(0.9, 0.98),
+        fused=True,
     )
     checkpoints = Checkpoints(work, "lm")
     start = checkpoints.resume(weights, {"optimiser": optimiser, "judge": judge})
