@@ -20,7 +20,7 @@ from webrtc_duplex.errors import CapacityError, RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server import realtime
 from webrtc_duplex.server.events import ChannelListener
-from webrtc_duplex.server.session import CallRequest, SessionState
+from webrtc_duplex.server.session import CallRequest, Session, SessionState
 from webrtc_duplex.settings import EngineSettings, ServerSettings
 
 
@@ -260,7 +260,8 @@ async def what_is_held() -> tuple[int, int, int]:
 
 
 async def test_a_caller_who_went_away_in_line_never_takes_a_row_and_stands_in_nobodys_way(one_row: House) -> None:
-    async with call(one_row) as (talking, _):
+    async with call(one_row) as (talking, first):
+        await in_state(first, SessionState.LIVE)
         gone, gone_id = await in_line(one_row, "rtc_gone")
         waiting, waiting_id = await in_line(one_row, "rtc_waiting")
         gone.vanish()
@@ -276,7 +277,8 @@ async def test_a_caller_who_went_away_in_line_never_takes_a_row_and_stands_in_no
 
 
 async def test_who_stands_in_line_without_a_connection_gets_no_row(one_row: House) -> None:
-    async with call(one_row) as (talking, _):
+    async with call(one_row) as (talking, first):
+        await in_state(first, SessionState.LIVE)
         never = Peer("oai-events")
         session = await one_row.calls.answer(CallRequest("rtc_never", await never.offer(), queue_s=30))
         await talking.close()
@@ -361,3 +363,29 @@ async def test_a_caller_whose_certificate_is_another_than_it_said_is_put_out(one
     assert session.ended_because == "dtls_failed"
     await one_row.rows_free(1)
     await peer.close()
+
+
+async def test_a_wait_in_line_does_not_count_as_silence(tmp_path: Path) -> None:
+    async with house(tmp_path, rows=1) as full, call(full) as (talking, first):
+        await in_state(first, SessionState.LIVE)
+        waiting, name = await in_line(full, "rtc_1")
+        session = full.calls.find(name)
+        assert isinstance(session, Session)
+        session._settings = ServerSettings(idle_timeout_s=1.5, max_duration_s=1.5)
+        while session.age_s < 1.6:
+            await waiting.event("ext.queue", after=len(waiting.events))
+        await talking.close()
+        await in_state(session, SessionState.LIVE)
+        await waiting.event("ext.stats")
+        await asyncio.sleep(0)
+        assert session.state is SessionState.LIVE
+        await waiting.close()
+
+
+async def test_an_update_that_is_wrong_in_one_field_changes_none(one_row: House) -> None:
+    async with call(one_row, channel="oai-events") as (peer, session):
+        await peer.opened.wait()
+        wanted = {"instructions": "be brief", "audio": {"input": {"turn_detection": {"idle_timeout_ms": 1}}}}
+        peer.tell({"type": "session.update", "session": wanted})
+        assert (await peer.event("error"))["error"]["code"] == "invalid_value"
+        assert session.prompt == Prompt() and session.turns.idle_timeout_ms is None

@@ -136,7 +136,7 @@ class Session:
         self._card = around.engine.card
         self._settings = around.settings.server
         self._clock = around.clock
-        self._vigil = Vigil(self.feed, self._settings, around.clock)
+        self._began_at = around.clock()
         self._echo = EchoDetector()
         self._live_at: float | None = None
         self._leg: Leg | None = None
@@ -507,7 +507,7 @@ class Session:
 
     @property
     def age_s(self) -> float:
-        return self._vigil.age_s
+        return self._clock() - self._began_at
 
     def stats(self) -> dict[str, Json]:
         """How the call fares, or fared at last: what `ext.stats` says."""
@@ -562,9 +562,14 @@ class Session:
     async def _act_on(self, stream: DuplexStream, command: events.Command) -> None:
         match command:
             case events.UpdateSession(session):
-                self._tape.switch(_wants_recording(session, self._tape.wanted))
-                self.turns.idle_timeout_ms = read_idle_timeout(session, self.turns.idle_timeout_ms)
-                await self._update(read_session(session, self.prompt, self._card), stream)
+                prompt = read_session(session, self.prompt, self._card)
+                idle_timeout_ms = read_idle_timeout(session, self.turns.idle_timeout_ms)
+                recording = _wants_recording(session, self._tape.wanted)
+                if recording and self._around.shelf is None:
+                    raise no_recordings()
+                await self._update(prompt, stream)
+                self._tape.switch(recording)
+                self.turns.idle_timeout_ms = idle_timeout_ms
                 self.feed.emit("session.updated", session=self.session())
             case events.Silence():
                 self.responses.hush()
@@ -593,6 +598,7 @@ class Session:
 
     async def _report(self) -> None:
         """Say once a second how the call fares, let the encoder know of losses; raises CallOver where it has to end."""
+        vigil = Vigil(self.feed, self._settings, self._clock)
         while True:
             await asyncio.sleep(STATISTICS_EVERY_S)
             leg = self._current
@@ -600,11 +606,10 @@ class Session:
             leg.encoder.set_loss(self._network.lost_out)
             leg.count()
             self.feed.emit("ext.stats", **self.stats())
-            self._look_after(leg)
+            self._look_after(leg, vigil)
 
-    def _look_after(self, leg: Leg) -> None:
+    def _look_after(self, leg: Leg, vigil: Vigil) -> None:
         """Warn of troubles, and of the end of the call's time; raises CallOver when that has come."""
-        vigil = self._vigil
         vigil.voices(self.turns.speaking, self.responses.speaking, self.state is SessionState.LIVE)
         vigil.warn(self._engine.last_step, self._echo.look(), leg.drift.ppm)
         if vigil.over_because is not None:

@@ -18,7 +18,7 @@ IDLE_WARNING_S = 10.0
 
 
 class Vigil:
-    """Looks after one call, once a second. Its clock begins with it."""
+    """Looks after one call, once a second, from when it has a row: a wait in line is none of its time."""
 
     def __init__(self, feed: Feed, settings: ServerSettings, clock: Callable[[], float]) -> None:
         self._feed = feed
