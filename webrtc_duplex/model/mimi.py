@@ -47,8 +47,10 @@ LARGE = 1_500_000
 """Numbers in a convolution's weight from which on it is laid in blocks; none of these has `LONG` outputs."""
 
 LONG_STAGES = 2
-"""Stages at the sound's end of SEANet that run lane by lane on the CPU: 8 lanes of the released codec's first stage are
-4 MB; one, with what is made of it, fits the core's own cache of 2 MB."""
+"""Stages at the sound's end of SEANet that run for a few lanes at a time on the CPU."""
+
+CACHED = 1 << 17
+"""Numbers of a layer that fit a core's own cache of 2 MB with what is made of them: a lane of the released codec."""
 
 _USAGE_FLOOR = 1e-5
 """A centroid is its sum over its usage; an unused one's sum is divided by this (moshi `EuclideanCodebook`)."""
@@ -102,14 +104,14 @@ class Taps:
         """Write what the lanes remember back to their rows."""
         state.taps.index_copy_(0, rows, self._lanes)
 
-    def by_lane(self, x: Tensor, served: int | None, run: Callable[[Tensor, "Taps"], Tensor]) -> Tensor:
-        """run(x, taps), on the CPU for one lane at a time, so that long layers' activations stay in its cache.
+    def by_groups(self, x: Tensor, size: int, served: int | None, run: Callable[[Tensor, "Taps"], Tensor]) -> Tensor:
+        """run(x, taps), on the CPU for `size` lanes at a time, so that long layers' activations stay in its cache.
 
-        There the lanes that serve no row, those from `served` on, are left out (but the first), and their result is 0.
+        There groups of lanes that serve no row (those from `served` on) are left out, and their result is 0: each
+        lane's products are its own here, so that the others' bits do not depend on them.
         """
-        size, lanes = len(x), slice(None)
-        if x.device.type == "cpu":
-            size, lanes = 1, slice(None if served is None else max(served, 1))
+        size = min(size, len(x)) if x.device.type == "cpu" else len(x)
+        lanes = slice(None if served is None else -(-max(served, 1) // size) * size)
         groups = [Taps(part, self._used) for part in torch.split(self._lanes[lanes], size)]
         parts = [run(part, group) for part, group in zip(torch.split(x[lanes], size), groups, strict=True)]
         self._used = groups[0]._used
@@ -145,6 +147,11 @@ class Taps:
         start = self._used
         self._used += columns * channels
         return self._lanes[:, start : self._used].view(len(self._lanes), columns, channels)
+
+
+def cached_lanes(channels: int) -> int:
+    """How many lanes' frames of so many channels a core's cache holds: a power of two."""
+    return 1 << max(0, (CACHED // (FRAME_SAMPLES * channels)).bit_length() - 1)
 
 
 def elu(x: Tensor, out: Tensor) -> None:
@@ -413,7 +420,7 @@ class Encoder(nn.Module):
         """pcm f32 [B, 1920], -1 to 1 -> latent [B, D]"""
         taps = Taps.of_rows(state, rows)
         fresh = state.position.index_select(0, rows) == 0
-        x = taps.by_lane(pcm[:, :, None], hints.lanes, self._run_long)
+        x = taps.by_groups(pcm[:, :, None], cached_lanes(self.first.wide), hints.lanes, self._run_long)
         for stage in self._short:
             x = stage.run(x, taps)
         x = self.last.run(taps.pad(x, self.last.past))  # [B, 2, D]
@@ -474,7 +481,7 @@ class Decoder(nn.Module):
         x = self.first.run(taps.pad(x, self.first.past, activate=False))
         for stage in self._short:
             x = stage.run(x, taps)
-        x = taps.by_lane(x, hints.lanes, self._run_long)
+        x = taps.by_groups(x, cached_lanes(self.last.narrow), hints.lanes, self._run_long)
         taps.store(state, rows)
         return x.squeeze(2)
 
