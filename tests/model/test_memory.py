@@ -9,7 +9,7 @@ from tests.checkpoints import personaplex_directory
 from webrtc_duplex.errors import CheckpointError
 from webrtc_duplex.model.checkpoint import load_lm, load_mimi, open_checkpoint
 from webrtc_duplex.model.config import LMConfig, MimiConfig
-from webrtc_duplex.model.memory import MemoryPlan, available_bytes, plan_memory
+from webrtc_duplex.model.memory import MemoryPlan, available_bytes, group_rooms, plan_memory
 from webrtc_duplex.model.personaplex import PersonaPlex
 from webrtc_duplex.model.streaming import tensors
 
@@ -57,3 +57,24 @@ def test_no_rows_fit_where_the_weights_do_not() -> None:
 
 def test_free_memory_of_the_host_is_some() -> None:
     assert available_bytes(CPU) > 1 << 20
+
+
+def group(folder: Path, idle: str, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / f"memory.{name}").write_text(f"{text}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{idle} 100\n")
+
+
+def test_a_group_has_left_what_its_limit_and_those_around_it_leave(tmp_path: Path) -> None:
+    group(tmp_path / "a", "inactive_file", max="5000", current="4500")
+    group(tmp_path / "a" / "b", "inactive_file", max="1000", current="300")
+    group(tmp_path / "a" / "b" / "c", "inactive_file", max="max", current="200")
+    assert list(group_rooms("0::/a/b/c\n", tmp_path)) == [800, 600]
+
+
+def test_a_group_of_version_1_is_found_also_where_a_container_has_it_at_the_top(
+    tmp_path: Path,
+) -> None:
+    group(tmp_path / "memory", "total_inactive_file", limit_in_bytes="1000", usage_in_bytes="950")
+    assert list(group_rooms("5:devices:/x\n4:cpu,memory:/docker/1f\n", tmp_path)) == [150]

@@ -1,6 +1,6 @@
 """What a model will need of memory, counted on shapes before a byte of it is allocated."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,13 +61,42 @@ def plan_memory(
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that is free now on the device."""
+    """Memory that is free now on the device; of the host's what this process' control groups leave it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):  # free, or in caches that can be dropped
-            return int(line.split()[1]) << 10
+            groups = Path("/proc/self/cgroup")
+            rooms = list(group_rooms(groups.read_text(), Path("/sys/fs/cgroup"))) if groups.exists() else []
+            return min([int(line.split()[1]) << 10, *rooms])
     raise CheckpointError("/proc/meminfo does not tell how much memory is free")
+
+
+def group_rooms(groups: str, mounted: Path) -> Iterator[int]:
+    """Bytes that each control group of a process, given as in /proc/PID/cgroup, and each one around it has left.
+
+    cgroups(7), versions 2 and 1. Where a container sees its own group only, that is mounted at the top.
+    """
+    for line in groups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            top, names = mounted, ("memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            top, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in [group, *group.parents][: 1 + len(group.relative_to(top).parts)]:
+            if (folder / names[0]).exists():
+                yield from _room(folder, *names)
+
+
+def _room(folder: Path, limit: str, used: str, idle: str) -> Iterator[int]:
+    """Nothing where there is no limit; what lies in caches that can be dropped counts as free."""
+    most = (folder / limit).read_text().strip()
+    if most != "max":
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        yield max(0, int(most) - int((folder / used).read_text()) + int(stat.get(idle, 0)))
 
 
 def _prefill_bytes(lm: LMConfig, dtype: torch.dtype, attended: torch.dtype) -> int:

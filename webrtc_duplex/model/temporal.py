@@ -55,7 +55,7 @@ def rms_norm(x: Tensor, alpha: Tensor) -> Tensor:
     if ops.usable(x):
         return ops.pointwise.rms_norm(x, alpha, NORM_EPSILON)
     if x.device.type == "cpu" and x.dtype == torch.float32:
-        # 16 us where functional.rms_norm, made of as many operators there but larger ones, takes 32 (8 x 512)
+        # half the time of functional.rms_norm, whose operators all work on whole vectors: 16 us of 32 for 8 x 512
         length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return length.square_().div_(x.shape[-1]).add_(NORM_EPSILON).rsqrt_().mul(x).mul_(alpha)
     return functional.rms_norm(x.float(), alpha.shape, alpha.float(), NORM_EPSILON).to(x.dtype)
