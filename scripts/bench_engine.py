@@ -39,11 +39,12 @@ from scripts.bench_ticks import tick_cost  # noqa: E402
 from webrtc_duplex.audio import FRAME_SAMPLES, Pcm  # noqa: E402
 from webrtc_duplex.messages import ModelCard, Prompt  # noqa: E402
 from webrtc_duplex.model.config import LMConfig, MimiConfig  # noqa: E402
+from webrtc_duplex.model.hub import TINY  # noqa: E402
 from webrtc_duplex.model.mimi import Mimi  # noqa: E402
 from webrtc_duplex.model.personaplex import LM, PersonaPlex  # noqa: E402
 from webrtc_duplex.model.prompter import Wish  # noqa: E402
 from webrtc_duplex.model.prompts import GAP_FRAMES, PromptColumns, bare_start, system_prompt  # noqa: E402
-from webrtc_duplex.model.runner import TINY, PersonaPlexRunner  # noqa: E402
+from webrtc_duplex.model.runner import PersonaPlexRunner  # noqa: E402
 from webrtc_duplex.model.tensor_file import TensorFile, fill  # noqa: E402
 
 CPU = torch.device("cpu")

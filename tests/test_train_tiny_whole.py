@@ -6,7 +6,7 @@ from torch import Tensor
 
 from scripts.train_tiny import whole
 from webrtc_duplex.model.checkpoint import load_lm, load_mimi, open_checkpoint
-from webrtc_duplex.model.runner import TINY
+from webrtc_duplex.model.hub import TINY
 
 CHECKPOINT = open_checkpoint(TINY)
 CPU = torch.device("cpu")

@@ -9,8 +9,9 @@ from torch import Tensor
 from tests.small_model import KEYS, begin, small_runner, speech, talk
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.checkpoint import load_lm, load_mimi, open_checkpoint
+from webrtc_duplex.model.hub import TINY
 from webrtc_duplex.model.personaplex import LM
-from webrtc_duplex.model.runner import TINY, PersonaPlexRunner, load_runner
+from webrtc_duplex.model.runner import PersonaPlexRunner, load_runner
 from webrtc_duplex.model.streaming import tensors
 
 PROMPT = Prompt(voice="low", text="3 14 15 9", seed=5)

@@ -4,7 +4,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
@@ -29,9 +28,6 @@ from webrtc_duplex.model.streaming import NO_HINTS, Hints, RowImage, zero_row
 from webrtc_duplex.model.voices import read_voices
 
 logger = logging.getLogger(__name__)
-
-TINY = Path(__file__).parent / "tiny"
-"""The checkpoint that ships with the package."""
 
 KV_DTYPES = {"auto": None, "int8": torch.int8}
 """What the language model's keys and values are kept in, by the names of the setting; auto: as the weights."""
@@ -271,7 +267,7 @@ class Placement:
     def choose(cls, model: str, device: str, kv_dtype: str) -> Self:
         """Raises CheckpointError or RequestError."""
         where = _device(device)
-        checkpoint = open_checkpoint(TINY if model == "tiny" else find_checkpoint(model))
+        checkpoint = open_checkpoint(find_checkpoint(model))
         dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
         return cls(checkpoint, where, dtype, KV_DTYPES[kv_dtype])
 
