@@ -85,8 +85,8 @@ class Strain:
     CLOSE_ABOVE = 0.25
     OPEN_BELOW = 0.02
     LASTS_S = 8.0
-    """What a refused caller is told to wait. Once steps are at ease, admission opens after 6.4 s where a quarter of them
-    had been strained, after 9.9 s where all had."""
+    """What a refused caller is told to wait. Once steps are at ease, admission opens after 6.4 s where a quarter of
+    them had been strained, after 9.9 s where all had."""
 
     def __init__(self) -> None:
         self.closed_because: str | None = None
