@@ -90,7 +90,9 @@ def test_every_knob_stands_in_the_table() -> None:
         (["--kv-dtype", "int4"], {}, "kv_dtype must be auto or int8, not 'int4'"),
         (["--rows", "2.5"], {}, "--rows must be a whole number, not '2.5'"),
         ([], {"WEBRTC_DUPLEX_MEDIA_TIMEOUT_S": "soon"}, "WEBRTC_DUPLEX_MEDIA_TIMEOUT_S must be a number, not 'soon'"),
-        (["--resume-grace-s", "nan"], {}, "resume_grace_s must be at least 0, not nan"),
+        (["--resume-grace-s", "nan"], {}, "--resume-grace-s must be a number, not 'nan'"),
+        (["--turn-ttl-s", "inf"], {}, "--turn-ttl-s must be a number, not 'inf'"),
+        (["--port", "1" * 400], {}, "--port must be a whole number, not '1"),
         (["--max-calls-per-key", "0"], {}, "max_calls_per_key must be at least 1, not 0"),
         (["--idle-timeout-s", "-1"], {}, "idle_timeout_s must be at least 0, not -1"),
     ],
@@ -110,6 +112,7 @@ def test_a_wrong_value_is_refused_where_it_was_given(
         ("[disco]\nlights = true", "it does not know disco"),
         ("[server]\nport = true", "server.port in .* must be a whole number, not True"),
         ("[server]\nhost = 4", "server.host in .* must be a text, not 4"),
+        ("[server]\nmedia_timeout_s = 1" + "0" * 400, "server.media_timeout_s in .* must be a number, not 1"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_name(text: str, sentence: str, tmp_path: Path) -> None:
@@ -122,3 +125,10 @@ def test_a_wrong_file_is_refused_with_its_name(text: str, sentence: str, tmp_pat
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"gone\.toml cannot be read"):
         settings.read(flags("--config", str(tmp_path / "gone.toml")), {})
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_bytes(b"[server]\nplace = '\xff'")
+    with pytest.raises(RequestError, match=r"settings\.toml is not TOML"):
+        settings.read(flags("--config", str(file)), {})

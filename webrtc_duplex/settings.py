@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import ipaddress
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
@@ -333,7 +334,7 @@ def _document(path: Path) -> dict[str, dict[str, object]]:
         document = tomllib.loads(path.read_text())
     except OSError as error:
         raise RequestError(f"the settings file {path} cannot be read: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the settings file {path} is not TOML: {error}") from error
     known: dict[str, set[str]] = {}
     for knob in knobs():
@@ -383,9 +384,12 @@ def _parse_number(kind: object, value: object) -> float:
     ):
         raise ValueError(wanted)
     try:
-        return int(value) if kind is int else float(value)
-    except ValueError:
+        number = int(value) if kind is int else float(value)
+    except (ValueError, OverflowError):
         raise ValueError(wanted) from None
+    if not abs(number) <= sys.float_info.max:
+        raise ValueError(wanted)
+    return number
 
 
 # ---- telling
