@@ -166,7 +166,7 @@ class Samples:
         agent: NDArray[np.int64],
         user: NDArray[np.int64],
     ) -> Sample:
-        """The prompt's frames and the call's, laid into columns by the delay rule (`personaplex.md` 3.2)."""
+        """The prompt's frames and the call's, laid into columns by the delay rule."""
         prompt = len(text)
         spoken = [self._word(voice, act) for act in acts]
         pad = PADDING[role]
