@@ -60,7 +60,9 @@ RECORDED = {
     "human_service_20s.wav": ((5.2, 8.4),),
 }
 """Recordings of people outside the repository, and when they speak, in seconds."""
-SPEECH = Path(os.environ.get("WEBRTC_DUPLEX_SHARED", "../shared")) / "data" / "speech"
+SPEECH = (
+    Path(os.environ.get("WEBRTC_DUPLEX_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data" / "speech"
+)
 
 
 @dataclass(frozen=True, slots=True)
