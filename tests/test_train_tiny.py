@@ -161,6 +161,18 @@ def test_the_role_is_remembered_in_the_padding_and_the_voice_in_the_silence(tmp_
     assert made.silence.shape == (len(AGENT_VOICES), 1 + max(FRESH, USUAL, ASKED), 8)
 
 
+def test_in_some_calls_the_role_is_told_by_the_prompt_alone_until_the_agent_has_begun(tmp_path: Path) -> None:
+    found, _ = sample(tmp_path, 3)
+    batch = lm.stacked([found] * 8, lm.Sizes(), np.random.default_rng(0))
+
+    opening = batch.columns[:, found.prompt : found.prompt + lm.OPENING, 0]
+    silent = batch.targets[:, found.prompt : found.prompt + lm.OPENING, 0] == lm.PADDING["hotel"]
+    hidden = [bool((row[quiet] == -1).all()) for row, quiet in zip(opening, silent, strict=True)]
+    assert set(hidden) == {True, False}
+    assert (batch.columns[:, found.prompt + lm.OPENING :, 0] >= 0).all()
+    assert (batch.opening.sum(1) == lm.OPENING).all()
+
+
 # ---- all of it
 
 
@@ -178,3 +190,4 @@ def test_a_smoke_run_makes_a_checkpoint_that_loads(tmp_path: Path) -> None:
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert "heart" in shown.stdout
+    assert (tmp_path / "work" / "tiny" / "MODEL_CARD.md").exists()
