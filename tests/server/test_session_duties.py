@@ -389,3 +389,16 @@ async def test_an_update_that_is_wrong_in_one_field_changes_none(one_row: House)
         peer.tell({"type": "session.update", "session": wanted})
         assert (await peer.event("error"))["error"]["code"] == "invalid_value"
         assert session.prompt == Prompt() and session.turns.idle_timeout_ms is None
+
+
+async def test_an_offer_in_line_that_cannot_be_answered_stops_nobody(one_row: House) -> None:
+    async with call(one_row) as (talking, _):
+        clumsy, clumsy_id = await in_line(one_row, "rtc_clumsy")
+        waiting, waiting_id = await in_line(one_row, "rtc_waiting")
+        with pytest.raises(RequestError, match="cannot be answered"):
+            await one_row.calls.resume(clumsy_id, "v=0\r\n")
+        await talking.close()
+        await in_state(one_row.calls.find(waiting_id), SessionState.LIVE)
+        await waiting.close()
+        await one_row.calls.find(clumsy_id).hang_up()
+        await clumsy.close()

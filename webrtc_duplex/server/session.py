@@ -227,7 +227,11 @@ class Session:
         if self._offers.empty():
             raise CallOver(self._current.transport.failure or "hangup")
         await self._close_leg()
-        await self._next_leg()
+        try:
+            await self._answer(self._offers.get_nowait())
+        except RequestError as error:  # there is no row whose grace would end the wait for a better offer
+            log.info("an offer to resume the call cannot be answered: %s", error)
+            raise CallOver("hangup") from None
 
     async def _take_turn(self, row: AsyncExitStack) -> DuplexStream | None:
         """A row if it is this caller's turn and one is free; else say how long the line is, and how long it takes."""
