@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,8 +80,9 @@ class EngineClient:
     is silent for over a second, every open stream raises EngineError(code="engine_lost").
     """
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._socket_path = socket_path
+        self._clock = clock
         self._engine: _Engine | None = None
         self._found = asyncio.Event()
         self._ready = asyncio.Event()
@@ -173,12 +174,15 @@ class EngineClient:
 
     # ---- the connection
 
+    def _new_engine(self) -> "_Engine":
+        return _Engine(self._ready, self._clock)
+
     async def _keep_connected(self) -> None:
         """Serve one engine after the other, for ever."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                _, engine = await loop.create_unix_connection(lambda: _Engine(self._ready), str(self._socket_path))
+                _, engine = await loop.create_unix_connection(self._new_engine, str(self._socket_path))
             except OSError:  # there is no socket yet, or its engine has died
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -199,11 +203,12 @@ class _Engine(asyncio.Protocol):
 
     hello: Hello
 
-    def __init__(self, ready: asyncio.Event) -> None:
+    def __init__(self, ready: asyncio.Event, clock: Callable[[], float]) -> None:
         self.last_step: Stepped | None = None
         self.stats: Stats | None = None
         self.lost = False
         self._ready = ready  # set with Hello
+        self._clock = clock
         self._pace = Pace()
         self._ended = asyncio.Event()
         self._heard_of = False  # since the last check
@@ -356,7 +361,7 @@ class _Engine(asyncio.Protocol):
     def _deliver(self, step: Stepped) -> None:
         """Hand each call what its row said."""
         if step.outputs:
-            self._pace.note(time.monotonic() - step.tick_at)
+            self._pace.note(self._clock() - step.tick_at)
         steady_at = step.tick_at + self._pace.usual_s
         for output in step.outputs:
             stream = self._streams.get(Lease(output.row, output.epoch))
