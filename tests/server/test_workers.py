@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -28,12 +28,19 @@ async def joined(workers: Workers, name: str) -> AsyncIterator[Pipe]:
     pipe, end = await Pipe.over(ours), await Pipe.over(theirs)
     carried = asyncio.create_task(workers.carry(name, pipe))
     end.send(Report(()))
-    await asyncio.sleep(0.05)
+    await until(lambda: name in workers._workers)
     try:
         yield end
     finally:
         end.close()
         await carried
+
+
+async def until(told: Callable[[], bool]) -> None:
+    """Wait until the front has taken what it was sent."""
+    async with asyncio.timeout(5):
+        while not told():
+            await asyncio.sleep(0.001)
 
 
 async def opened(workers: Workers, end: Pipe, call: str = "rtc_a") -> RemoteCall:
@@ -73,11 +80,10 @@ async def test_a_call_is_known_as_its_worker_has_last_told(workers: Workers) -> 
         assert (call.answer, call.state, call.prompt.text) == (ANSWER, SessionState.LIVE, "be brief")
         end.send(Prompted(call.id, Prompt(text="be long")))
         end.send(Report((seen(call.id, SessionState.HELD),)))
-        await asyncio.sleep(0.05)
+        await until(lambda: call.state is SessionState.HELD)
         assert (call.answer, call.state, call.prompt.text) == (ANSWER, SessionState.HELD, "be long")
         end.send(Over(seen(call.id, SessionState.ENDED, "hangup")))
-        await asyncio.sleep(0.05)
-        assert len(workers) == 0
+        await until(lambda: len(workers) == 0)
         assert workers.find(call.id).ended_because == "hangup"
 
 
