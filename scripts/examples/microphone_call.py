@@ -2,9 +2,9 @@
 """A call from a terminal: your microphone and loudspeaker (use headphones), the agent's words as text.
 
     pip install sounddevice
-    scripts/examples/microphone_call.py http://localhost:8080 [voice]
+    python scripts/examples/microphone_call.py http://localhost:8080 [voice]
 
-Ctrl-C hangs up.
+`pip` and `python` are the environment's: `.venv/bin/python`, if it is not active. Ctrl-C hangs up.
 """
 
 import asyncio
@@ -12,10 +12,14 @@ import sys
 from collections import deque
 
 import numpy as np
-import sounddevice
 
 from webrtc_duplex.audio import CHUNK_SAMPLES, SAMPLE_RATE, Pcm
 from webrtc_duplex.client import Call, connect
+
+try:
+    import sounddevice
+except ImportError:
+    raise SystemExit("sounddevice is wanted, and not there: pip install sounddevice") from None
 
 PLAYOUT_CHUNKS = 10
 """200 ms of the agent's sound may wait to be played; then the oldest goes."""

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """WAV in, WAV out, through a running server.
 
-    scripts/examples/wav_call.py question.wav answer.wav --url http://localhost:8080
+    python scripts/examples/wav_call.py question.wav answer.wav --url http://localhost:8080
+
+`python` is the environment's: `.venv/bin/python`, if it is not active.
 
 The answer is stereo: left what was said, right what the agent said, as they would be heard together.
 """

@@ -33,7 +33,9 @@ def find_checkpoint(model: str, download: Download | None = None) -> Path:
     if directory.exists():
         raise CheckpointError(f"{model} is a file: name the directory of the checkpoint")
     if not _HUB_ID.fullmatch(model):
-        raise CheckpointError(f"{model} is no directory here, and no hub id, which would look like owner/name")
+        raise CheckpointError(
+            f"there is no model {model}: wanted tiny, echo, a directory that is here, or a hub id (owner/name)"
+        )
     return _fetch(model, download or _hub_download())
 
 
