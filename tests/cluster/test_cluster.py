@@ -305,5 +305,5 @@ def test_a_cluster_whose_servers_cannot_start_ends_with_what_they_said(tmp_path:
         [*command, "--model", "/nowhere"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
     )
     assert ended.returncode == 2
-    assert "/nowhere is no directory here" in ended.stdout + ended.stderr
+    assert "there is no model /nowhere" in ended.stdout + ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("webrtc-duplex: no replica has started")

@@ -68,7 +68,7 @@ def test_a_fetch_that_left_files_out_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["/no/such/directory", "nothing-here", "a/b/c", "../up", "-x/y"])
 def test_a_directory_that_is_none_is_refused_without_asking_the_hub(name: str) -> None:
-    with pytest.raises(CheckpointError, match="is no directory here"):
+    with pytest.raises(CheckpointError, match="a directory that is here"):
         find_checkpoint(name, never)
 
 
