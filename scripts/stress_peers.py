@@ -178,8 +178,9 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        kept = [outcome for outcome in self.outcomes if outcome not in self.lost]
-        return bool(kept) and all(o.passes_driver and o.passes_ours for o in kept) and bool(self.lost) == self.killed
+        lost = self.lost
+        kept = [outcome for outcome in self.outcomes if outcome not in lost]
+        return bool(kept) and all(o.passes_driver and o.passes_ours for o in kept) and bool(lost) == self.killed
 
 
 # ---- the recording
