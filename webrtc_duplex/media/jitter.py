@@ -44,6 +44,7 @@ _LEFT_STREAM_S = 1.0  # so long after a change of stream, packets of the old one
 
 _MARGIN_S = 0.001  # between the latest usual arrival of a frame's last packet and the cut
 _START_MARGIN_S = 0.003
+_ENOUGH_S = 0.0001  # a packet's worth and this is taken out even where packets come like clockwork
 _CATCH_UP_SAMPLES = SAMPLE_RATE * 16 // 100  # more delay than can be won back within 2 s is dropped at once
 _LIKE = 0.85  # how alike two places must be to be spliced, where there is no hurry ...
 _LIKE_LESS = 0.05  # ... but less so from cut to cut that did not find any
@@ -410,8 +411,8 @@ class JitterBuffer:
         spare = min(self._spares) - _MARGIN_S
         if spare < 0:
             return left % step - step
-        hysteresis = 0.0001 + (latest - usual) / 3
-        steps = max(0, int((spare - hysteresis) * SAMPLE_RATE / step))
+        enough = _ENOUGH_S + (latest - usual) / 3  # or what is taken now would have to be put back soon
+        steps = max(0, int((spare - enough) * SAMPLE_RATE / step))
         return min(steps * step + left % step, left)
 
     def _note_spare(self, spare: float, cycle: int) -> None:
