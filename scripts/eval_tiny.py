@@ -530,6 +530,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/eval"), help="folder for timelines and stereo WAVs")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
+    missing = [name for name in RECORDED if not (options.speech / name).is_file()]
+    if missing and "people" in options.only and not options.wav:
+        parser.error(f"{options.speech} lacks {', '.join(missing)}: name their folder with --speech, or say --only")
     runner = load_runner(options.model, 1 if options.wav else options.rows, "cpu")
     assert isinstance(runner, PersonaPlexRunner)
     figures: dict[str, object] = {}
