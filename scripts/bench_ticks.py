@@ -71,6 +71,9 @@ class NullRunner:
     def reset(self, row: int) -> None:
         pass
 
+    def fill(self, row: int) -> None:
+        pass
+
     def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
         return self._said[: len(rows)], self._texts[: len(rows)], self._sound[: len(rows)]
 

@@ -49,6 +49,7 @@ class EchoDouble:
         self.step_s = step_s
         self.column_s = column_s
         self.faulty: set[int] = set()
+        self.full: set[int] = set()
         self.heard = np.zeros(rows, np.int64)
         self.began: list[tuple[int, Prompt]] = []
         self.pieces: list[tuple[int, int]] = []
@@ -76,7 +77,11 @@ class EchoDouble:
 
     def reset(self, row: int) -> None:
         self.resets.append(row)
+        self.full.discard(row)
         self.heard[row] = 0
+
+    def fill(self, row: int) -> None:
+        self.full.add(row)
 
     def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
         self._pass(self.step_s)

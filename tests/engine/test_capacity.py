@@ -35,6 +35,19 @@ def test_the_largest_batch_that_leaves_a_margin_is_taken_and_no_more_is_loaded_t
     assert loads == [8, 32]
 
 
+class Ageing(EchoDouble):
+    """A model whose step takes 5 ms a row, and twice that where the row's windows are full."""
+
+    def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
+        self.step_s = sum(0.010 if row in self.full else 0.005 for row in rows.tolist())
+        return super().step(rows, pcm)
+
+
+def test_rows_are_measured_as_old_as_they_will_be() -> None:
+    clock = FakeClock()
+    assert most_rows(lambda rows: Ageing(rows, clock), most=8, phases=1, clock=clock) == 4
+
+
 def test_memory_bounds_the_rows() -> None:
     clock = FakeClock()
     assert most_rows(lambda rows: Heavy(rows, clock), most=7, phases=1, clock=clock) == 6

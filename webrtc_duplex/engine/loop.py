@@ -45,6 +45,9 @@ class ModelRunner(Protocol):
     def reset(self, row: int) -> None:
         """Make the row equal a fresh one."""
 
+    def fill(self, row: int) -> None:
+        """Make the row cost as much as one whose windows are full; for who measures, and resets it afterwards."""
+
     def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
         """One frame for the listed rows [n]: pcm [n, 1920] heard -> pcm [n, 1920] said, text token [n], sound [n].
 

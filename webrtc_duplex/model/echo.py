@@ -34,5 +34,8 @@ class EchoRunner:
     def reset(self, row: int) -> None:
         pass
 
+    def fill(self, row: int) -> None:
+        pass
+
     def step(self, rows: NDArray[np.int64], pcm: Pcm) -> tuple[Pcm, NDArray[np.int64], NDArray[np.bool_]]:
         return pcm.copy(), np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_)
