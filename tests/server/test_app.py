@@ -121,11 +121,11 @@ def test_the_access_log_holds_no_query(caplog: pytest.LogCaptureFixture, path: s
 
 @pytest.mark.parametrize("where", ["path", "Location"])
 def test_a_line_of_the_access_log_is_of_the_call_that_the_request_is_about(
-    caplog: pytest.LogCaptureFixture, where: str
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     place = f"/v1/realtime/calls/{Places('0', b'key').new_call_id()}"
     path, headers = (place, {}) if where == "path" else ("/v1/realtime/calls", {"Location": place})
-    caplog.handler.setFormatter(logs.JsonFormatter(None))
+    monkeypatch.setattr(caplog.handler, "formatter", logs.JsonFormatter(None))
     with caplog.at_level("DEBUG"):
         response = web.Response(headers=headers)
         PathLogger(logging.getLogger("access"), "").log(make_mocked_request("POST", path), response, 0.0)
