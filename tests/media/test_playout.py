@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,6 +42,11 @@ def run(
 
 def every_tick(frames: list[Pcm], late: Callable[[int], float] = lambda n: 0.0) -> list[tuple[float, Pcm]]:
     return [(10.0 + FRAME_S * n + late(n), frame) for n, frame in enumerate(frames)]
+
+
+def steady(n: int, until: int, late_s: float) -> float:
+    """The engine is slow up to a frame, and quick from then on."""
+    return 10.0 + FRAME_S * n + late_s * (n < until)
 
 
 def timestamps(sent: list[tuple[float, Slot]]) -> list[int]:
@@ -100,11 +106,25 @@ def test_no_frame_waits_long_for_those_of_a_slow_engine() -> None:
     assert playout.next_due == pytest.approx(10.06)
 
 
-def test_a_frame_that_is_late_by_more_than_a_chunk_is_caught_up_with_by_merging_two() -> None:
+def test_a_voice_that_is_far_behind_is_hurried_by_merging_two_chunks_and_then_by_the_schedule_alone() -> None:
     playout = Playout()
-    run(playout, every_tick([ramp(n) for n in range(60)], lambda n: 0.05 * (n == 5)), 14.7)
+    run(playout, every_tick([ramp(n) for n in range(160)], lambda n: 0.075 * (n == 5)), 22.7)
     assert playout.counters.merged == 1
-    assert playout.lead_s < CHUNK_S
+    assert playout.lead_s < 0.001
+
+
+def test_a_voice_is_not_hurried_because_all_frames_come_sooner_than_they_did() -> None:
+    playout = Playout()
+    steady_at = partial(steady, until=50, late_s=0.05)
+    run(playout, every_tick([ramp(n) for n in range(160)]), 22.7, steady_at=steady_at)
+    assert playout.counters.merged == 0 and playout.lead_s < 0.001
+
+
+def test_a_pause_is_shortened_where_a_voice_would_be_hurried() -> None:
+    playout = Playout()
+    frames = [ramp(0), *[SILENCE] * 5]
+    run(playout, every_tick(frames), 10.5, steady_at=partial(steady, until=2, late_s=0.05))
+    assert playout.counters.merged == 2
 
 
 def test_a_late_frame_is_waited_for_a_little() -> None:

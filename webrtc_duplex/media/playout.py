@@ -32,7 +32,8 @@ _QUEUE_CHUNKS = 8  # two frames; more is dropped, oldest first
 _BEHIND_S = 0.1  # a server that was held up longer does not send what it missed
 _MOST_LEAD_S = 0.060  # a quick frame waits no longer than this for the slow ones
 _MOVE_S = 0.001  # in a voice the schedule moves no faster than this a frame
-_MERGE_EVERY_CHUNKS = 50  # a voice is not hurried by more than 20 ms a second
+_MERGE_FROM_S = 0.060  # a voice that is this much behind is hurried; less, the schedule makes up for by itself
+_MERGE_EVERY_CHUNKS = 50  # and not by more than 20 ms a second
 _ON_TIME_S = 0.0005
 _RISE = np.linspace(0, 1, CHUNK_SAMPLES, dtype=np.float32)
 
@@ -142,12 +143,17 @@ class Playout:
     def _speak(self) -> Slot | None:
         chunk = self._queue.popleft()
         self.playing = chunk.position
-        if self._queue and self._behind >= CHUNK_S and (chunk.quiet or self._slots >= self._merge_from):
+        if self._queue and self._is_to_hurry(chunk):
             chunk = self._merged_with_next(chunk)
         if self._broken:
             chunk = replace(chunk, pcm=splice.faded_in(chunk.pcm))
         self._broken = False
         return self._slot(chunk)
+
+    def _is_to_hurry(self, chunk: "_Chunk") -> bool:
+        if chunk.quiet:
+            return self._behind >= CHUNK_S
+        return self._behind >= _MERGE_FROM_S and self._slots >= self._merge_from
 
     def _stay_silent(self) -> Slot | None:
         if not self._broken:
