@@ -17,6 +17,7 @@ from webrtc_duplex.model.personaplex import LM, PersonaPlex
 from webrtc_duplex.model.prompter import Wish
 from webrtc_duplex.model.prompts import PromptColumns, VoiceCodes, bare_start, system_prompt
 from webrtc_duplex.model.runner import PersonaPlexRunner
+from webrtc_duplex.model.streaming import tensors
 from webrtc_duplex.model.weights import write
 
 KEYS = 10
@@ -114,6 +115,16 @@ def begin(runner: PersonaPlexRunner, row: int, prompt: Prompt, columns: int = 10
     left = runner.begin(row, prompt)
     while left:
         left = runner.prefill(row, columns)
+
+
+def row_state(runner: PersonaPlexRunner, row: int) -> dict[str, Tensor]:
+    """All that the model remembers of a row."""
+    return {name: tensor[row].clone() for name, tensor in tensors(runner.state)}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
 
 
 def speech(frames: int, seed: int) -> Pcm:

@@ -35,11 +35,8 @@ class Heard:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[beside_moshi.Pair]:
     if importlib.util.find_spec("moshi") is None:
         missing("needs moshi==0.2.13, installed without its own pins (pip install --no-deps moshi==0.2.13)")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     with torch.inference_mode():
         yield beside_moshi.make_pair(tmp_path_factory.mktemp("pair"), LM, MIMI, seed=7)
-    torch.set_num_threads(before)
 
 
 def schedule(seed: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,12 +17,9 @@ LOOP_ENTRY = json.loads((LOOP / "config.json").read_text())
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def without_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
-    torch.set_num_threads(before)
 
 
 def test_codec_equals_the_references_in_both_window_conventions() -> None:

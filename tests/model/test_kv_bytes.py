@@ -1,37 +1,21 @@
 """The language model with keys and values of a byte: rows stay apart, and it says nearly what it says without."""
 
-from collections.abc import Iterator
-
-import pytest
 import torch
 from torch import Tensor
 
-from tests.small_model import KEYS, begin, small_runner, speech, talk
+from tests.small_model import KEYS, assert_same, begin, row_state, small_runner, speech, talk
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.checkpoint import load_lm, load_mimi, open_checkpoint
 from webrtc_duplex.model.hub import TINY
 from webrtc_duplex.model.personaplex import LM
 from webrtc_duplex.model.runner import PersonaPlexRunner, load_runner
-from webrtc_duplex.model.streaming import tensors
 
 PROMPT = Prompt(voice="low", text="3 14 15 9", seed=5)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def runner_of_bytes() -> PersonaPlexRunner:
     return small_runner(system=True, lanes=[4], kv_dtype=torch.int8)
-
-
-def row_state(runner: PersonaPlexRunner, row: int) -> list[Tensor]:
-    return [tensor[row].clone() for _, tensor in tensors(runner.state)]
 
 
 def test_a_reset_row_equals_a_fresh_one_scales_too() -> None:
@@ -39,7 +23,7 @@ def test_a_reset_row_equals_a_fresh_one_scales_too() -> None:
     begin(used, 2, PROMPT)
     talk(used, 2, speech(2 * KEYS, seed=1))
     used.reset(2)
-    assert all(map(torch.equal, row_state(used, 2), row_state(fresh, 2)))
+    assert_same(row_state(used, 2), row_state(fresh, 2))
 
 
 def test_a_call_is_the_same_alone_and_in_company_and_leaves_other_rows_as_they_are() -> None:
@@ -50,7 +34,7 @@ def test_a_call_is_the_same_alone_and_in_company_and_leaves_other_rows_as_they_a
     untouched = row_state(full, 1)
     heard = speech(2 * KEYS, seed=3)
     assert talk(full, 3, heard, others=[0, 2]).equals(talk(alone, 0, heard))
-    assert all(map(torch.equal, untouched, row_state(full, 1)))
+    assert_same(untouched, row_state(full, 1))
 
 
 def test_a_cached_prompt_joins_as_the_same_call_as_a_cold_one_in_pieces() -> None:

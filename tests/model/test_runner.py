@@ -1,13 +1,10 @@
 """What keeps rows apart: the rules of the model's state, seen from the engine's side."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from tests.small_model import KEYS, Call, begin, small_runner, speech, talk
+from tests.small_model import KEYS, Call, assert_same, begin, row_state, small_runner, speech, talk
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.runner import PersonaPlexRunner, load_runner
@@ -15,23 +12,6 @@ from webrtc_duplex.model.streaming import tensors
 
 PAST_WRAP = 2 * KEYS
 PROMPT = Prompt(voice="low", text="3 14 15 9", seed=5)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def row_state(runner: PersonaPlexRunner, row: int) -> dict[str, Tensor]:
-    return {name: tensor[row].clone() for name, tensor in tensors(runner.state)}
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 def test_every_state_tensor_has_the_row_as_its_first_axis() -> None:
