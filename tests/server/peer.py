@@ -171,6 +171,13 @@ class Peer:
             self.closed.set()
 
 
+def with_codec(offer: str, payload_type: int, codec: str) -> str:
+    """The offer with one more codec of sound, the last."""
+    before, mark, audio = offer.partition("m=audio ")
+    line, _, rest = audio.partition("\r\n")
+    return f"{before}{mark}{line} {payload_type}\r\na=rtpmap:{payload_type} {codec}\r\n{rest}"
+
+
 @asynccontextmanager
 async def call(
     house: House, prompt: Prompt | None = None, channel: str | None = None

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 from aiortc.rtp import RtpPacket
 
-from tests.server.peer import House, Peer, call, house, in_state
+from tests.server.peer import House, Peer, call, house, in_state, with_codec
 from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.errors import CallNotFoundError, CapacityError, DuplexError, RequestError
 from webrtc_duplex.messages import Live, Prompt
@@ -100,9 +100,7 @@ def lose_a_packet(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_keys_of_a_telephone_are_told(two_rows: House) -> None:
     peer = Peer("oai-events")
-    first, _, rest = (await peer.offer()).partition("m=audio 9 UDP/TLS/RTP/SAVPF ")
-    formats, _, rest = rest.partition("\r\n")
-    offer = f"{first}m=audio 9 UDP/TLS/RTP/SAVPF {formats} 126\r\na=rtpmap:126 telephone-event/8000\r\n{rest}"
+    offer = with_codec(await peer.offer(), 126, "telephone-event/8000")
     session = await two_rows.calls.answer(CallRequest("rtc_1", sdp.safe_offer(offer)))
     await peer.accept(session.answer)
     await peer.opened.wait()

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL
 
-from tests.server.peer import Peer
+from tests.server.peer import Peer, with_codec
 from webrtc_duplex.errors import CapacityError
 from webrtc_duplex.media.jitter import Packet
 from webrtc_duplex.server import transport
@@ -377,19 +377,13 @@ def free_ports(count: int) -> range:
 
 async def test_digits_are_agreed_on_as_they_were_offered(ends: tuple[Peer, Ours]) -> None:
     peer, ours = ends
-    offer = await peer.offer()
-    first = offer.index("m=audio")
-    line, rest = offer[first:].split("\r\n", 1)
-    await ours.transport.receive(f"{offer[:first]}{line} 126\r\na=rtpmap:126 telephone-event/8000\r\n{rest}")
+    await ours.transport.receive(with_codec(await peer.offer(), 126, "telephone-event/8000"))
     assert ours.transport.codecs[126] == "telephone-event"
 
 
 async def test_comfort_noise_is_let_in_as_it_was_offered(ends: tuple[Peer, Ours]) -> None:
     peer, ours = ends
-    offer = await peer.offer()
-    first = offer.index("m=audio")
-    line, rest = offer[first:].split("\r\n", 1)
-    await ours.transport.receive(f"{offer[:first]}{line} 13\r\na=rtpmap:13 CN/8000\r\n{rest}")
+    await ours.transport.receive(with_codec(await peer.offer(), 13, "CN/8000"))
     assert ours.transport.codecs[13] == "cn"
 
 
