@@ -632,6 +632,6 @@ def _with_telephone_events(offer: RTCSessionDescription) -> RTCSessionDescriptio
 
 
 def _beside_the_voice(offer: str) -> list[RTCRtpCodecParameters]:
-    """The offer's digits (RFC 4733) and comfort noise (RFC 3389), which aiortc does not know, and would not let in."""
+    """A safe offer's digits (RFC 4733) and comfort noise (RFC 3389), which aiortc would not let in by itself."""
     audio = next(media for media in SessionDescription.parse(offer).media if media.kind == "audio")
-    return [codec for codec in audio.rtp.codecs if codec.name.lower() in {"telephone-event", "cn"}]
+    return [codec for codec in audio.rtp.codecs if (codec.name.lower(), codec.clockRate) not in sdp.VOICE_CODECS]
