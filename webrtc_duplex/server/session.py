@@ -169,7 +169,7 @@ class Session:
             self._fail(first, error)
         except Exception:
             log.exception("a fault of ours ends the call")
-            self._fail(first, EngineError("the server met a fault of its own", code="server_error", status=500))
+            self._fail(first, fault_of_ours())
         finally:
             await self._close(first)
 
@@ -732,6 +732,11 @@ def _wants_recording(session: Mapping[str, Json], base: bool) -> bool:
         message = f"recording must be true or false, not {wanted!r:.40}"
         raise RequestError(message, code="invalid_value", param="session.recording")
     return wanted
+
+
+def fault_of_ours() -> EngineError:
+    """What a caller is told where we failed in a way that nobody has thought of; the log says more."""
+    return EngineError("the server met a fault of its own", code="server_error", status=500)
 
 
 def _closing(reason: str, in_s: float) -> dict[str, Json]:

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import assert_never
 
-from webrtc_duplex.errors import DuplexError, EngineError
+from webrtc_duplex.errors import DuplexError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.metrics import Metrics
@@ -42,7 +42,7 @@ from webrtc_duplex.server.pipe import (
     Unlisten,
     Withdraw,
 )
-from webrtc_duplex.server.session import Calls, Session, SessionState
+from webrtc_duplex.server.session import Calls, Session, SessionState, fault_of_ours
 from webrtc_duplex.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class Worker:
             outcome = error
         except Exception:
             log.exception("a question of the front's failed: %s", type(question).__name__)
-            outcome = EngineError("the server met a fault of its own", code="server_error", status=500)
+            outcome = fault_of_ours()
         finally:
             self._asked.pop(number, None)
         self._pipe.send(Reply(number, outcome))
