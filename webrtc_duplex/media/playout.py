@@ -80,14 +80,14 @@ class Playout:
         """When to call `pop` next; infinite before the first frame. `push` may make it earlier."""
         self.playing: int | None = None
         """The frame that the last slot was of, whether it was sent or rested; None while nothing has come."""
+        self.lead_s = 0.0
+        """How long the last frame waits before its first chunk leaves."""
         self.counters = PlayoutCounters()
         self._continuous = continuous
         self._queue: deque[_Chunk] = deque()  # at most _QUEUE_CHUNKS: the oldest is dropped
         self._slots = 0
         self._grid = math.inf  # when the next slot is due by the schedule; `next_due` is later while it waits
         self._behind = 0.0  # how much later than need be the last frame's chunks leave
-        self.lead_s = 0.0
-        """How long the last frame waits before its first chunk leaves."""
         self._last: Pcm = np.zeros(CHUNK_SAMPLES, np.int16)
         self._merge_from = _MERGE_EVERY_CHUNKS
         self._broken = True  # the slot before was silence of our own
