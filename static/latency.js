@@ -29,10 +29,6 @@
 const CAPTURE_MS = 20 + 26.5;
 /** Opus again on the way back: 6.5 ms. */
 const OPUS_BACK_MS = 6.5;
-/** A frame must be full before the model hears any of it: its first sample waits this long. */
-const FRAME_MS = 80;
-/** The model speaks its acoustic codes one frame after the semantic one. */
-const MODEL_DELAY_MS = 80;
 const PLAYOUT_MS = 20;
 
 /**
@@ -49,9 +45,9 @@ export function soundWay(server, network, outputLatencyMs) {
     ["Microphone, Opus", CAPTURE_MS, "device", true],
     ["Network, there", oneWayMs, "network", false],
     ["Jitter buffer", server?.jb_ms, "server", false],
-    ["Frame and tick", server && (server.frame_wait_ms ?? FRAME_MS), "server", server?.frame_wait_ms === undefined],
+    ["Frame and tick", server?.frame_wait_ms, "server", false],
     ["Model step", server?.step_ms, "model", false],
-    ["Model’s own delay", server && (server.model_delay_ms ?? MODEL_DELAY_MS), "model", server?.model_delay_ms === undefined],
+    ["Model’s own delay", server?.model_delay_ms, "model", false],
     ["Send buffer", server?.out_buffer_ms, "server", false],
     ["Network, back", oneWayMs, "network", false],
     ["Browser’s buffer", network?.bufferMs, "network", false],
