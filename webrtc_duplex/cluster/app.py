@@ -92,6 +92,10 @@ class PatientHandle:
                 yield answer
 
 
+_ROUTERS: dict[str, Callable[[DeploymentHandle], Engines]] = {"rows": Handle, "choice": PatientHandle}
+"""By the name that `build` takes."""
+
+
 def _every_row_is_leased() -> CapacityError:
     return CapacityError("every row of the cluster is leased", retry_after_s=RETRY_AFTER_S)
 
@@ -122,7 +126,7 @@ def build(args: dict[str, Any]) -> Application:
         raise RequestError(f"a cluster needs a signing_key, the same for all: set {SIGNING_KEY}", param="signing_key")
     router = args.get("router", "rows")
     if router not in _ROUTERS:
-        raise RequestError(f"router must be rows or choice, not {router!r}", param="router")
+        raise RequestError(f"router must be {' or '.join(_ROUTERS)}, not {router!r}", param="router")
     engine = {**_engine_options(int(settings["rows"]), router), **args.get("engine", {})}
     front = {**_FRONT_OPTIONS, **args.get("front", {})}
     engines = serve.deployment(Engine, name="Engine").options(**engine)
@@ -141,9 +145,6 @@ def _engine_options(rows: int, router: str) -> dict[str, Any]:
         "health_check_timeout_s": 10.0,
         **({"request_router_config": ours} if router == "rows" else {}),
     }
-
-
-_ROUTERS: dict[str, Callable[[DeploymentHandle], Engines]] = {"rows": Handle, "choice": PatientHandle}
 
 
 _FRONT_OPTIONS: dict[str, Any] = {
