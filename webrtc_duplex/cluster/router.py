@@ -6,8 +6,6 @@ Serve pickles this class by value, so this module imports nothing but Ray. The r
 from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
-RETRY_AFTER_S = 2
-
 
 class RowRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
     """Refuses where Serve would queue.
@@ -26,6 +24,6 @@ class RowRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
             context, future = pending_request.routing_context, pending_request.future
             all_were_full = getattr(context, "asked", None) is future
             if all_were_full and not future.done():
-                future.set_exception(BackPressureError(0, 0, 503, RETRY_AFTER_S))
+                future.set_exception(BackPressureError(num_queued_requests=0, max_queued_requests=0))
             context.asked, context.should_backoff = future, True
         return [candidate_replicas]
