@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from webrtc_duplex import launch
+from webrtc_duplex.launch import process, serve
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.server.engines import Engines
 from webrtc_duplex.settings import ServerSettings, Settings
@@ -22,10 +22,10 @@ PATIENCE_S = 0.5
 @pytest.fixture
 async def url(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> AsyncIterator[str]:
     """A server that waits half a second for a request, and has no engine."""
-    monkeypatch.setattr(launch, "REQUEST_S", PATIENCE_S)
+    monkeypatch.setattr(serve, "REQUEST_S", PATIENCE_S)
     settings, engine = Settings(server=ServerSettings(port=0)), Engines([EngineClient(Path("no-engine.sock"))])
     with caplog.at_level(logging.INFO):
-        async with launch._http(settings, engine, ()):
+        async with serve._http(settings, engine, ()):
             listening = re.search(r"http://\S+", caplog.text)
             assert listening is not None
             yield listening[0]
@@ -85,5 +85,5 @@ def test_a_server_may_open_as_many_descriptors_as_the_system_allows(monkeypatch:
     limits = [(1024, 65_536)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
-    assert launch.allow_descriptors() == 65_536
+    assert process.allow_descriptors() == 65_536
     assert limits[-1] == (65_536, 65_536)

@@ -67,11 +67,11 @@ def _add_settings_command(commands: "argparse._SubParsersAction[argparse.Argumen
 def _serve(options: argparse.Namespace) -> int:
     if options.cluster is not None:
         return _serve_cluster(options)
-    from webrtc_duplex import launch
+    from webrtc_duplex.launch.serve import serve
 
     wanted = settings.read(vars(options), os.environ)
     logs.configure(options.log_level, wanted.server.log_format)
-    return uvloop.run(launch.serve(wanted))
+    return uvloop.run(serve(wanted))
 
 
 def _serve_cluster(options: argparse.Namespace) -> int:

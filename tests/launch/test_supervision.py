@@ -14,9 +14,11 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.processes import children, is_running
-from webrtc_duplex import launch
 from webrtc_duplex.engine.loop import SOCKET_NAME
 from webrtc_duplex.errors import EngineError, RequestError
+from webrtc_duplex.launch import supervision
+from webrtc_duplex.launch.engine_process import ENGINE_NICENESS, EXIT_BAD_START, StartOrder
+from webrtc_duplex.launch.supervision import EXIT_GAVE_UP, start_orders, supervise, supervise_all
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
 from webrtc_duplex.server.engines import join
@@ -26,8 +28,8 @@ from webrtc_duplex.settings import EngineSettings
 def engine_command(load: str) -> tuple[str, ...]:
     """A command that is an engine with the runner that the expression gives for `settings`."""
     code = (
-        "from tests.engine_doubles import *; from webrtc_duplex import launch;"
-        f"raise SystemExit(launch.engine_process(lambda settings: {load}))"
+        "from tests.engine_doubles import *; from webrtc_duplex.launch.engine_process import *;"
+        f"raise SystemExit(engine_process(lambda settings: {load}))"
     )
     return (sys.executable, "-c", code)
 
@@ -55,15 +57,15 @@ def from_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> launch.StartOrder:
-    return launch.StartOrder(EngineSettings(rows=2), tmp_path, log_level=30)
+def order(tmp_path: Path) -> StartOrder:
+    return StartOrder(EngineSettings(rows=2), tmp_path, log_level=30)
 
 
 @asynccontextmanager
-async def supervised(order: launch.StartOrder) -> AsyncIterator[EngineClient]:
+async def supervised(order: StartOrder) -> AsyncIterator[EngineClient]:
     """A client whose engine is kept running."""
     async with EngineClient(order.directory / SOCKET_NAME) as client:
-        supervisor = asyncio.create_task(launch.supervise(ECHO, order, client))
+        supervisor = asyncio.create_task(supervise(ECHO, order, client))
         try:
             await client.wait_ready(20)
             yield client
@@ -80,7 +82,7 @@ async def go_live(stream: DuplexStream) -> None:
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 async def test_calls_end_with_a_reason_within_2_s_when_the_engine_dies_or_hangs_and_the_next_one_serves(
-    order: launch.StartOrder, fate: signal.Signals
+    order: StartOrder, fate: signal.Signals
 ) -> None:
     async with supervised(order) as client:
         async with client.open("a", Prompt()) as one, client.open("b", Prompt()) as other:
@@ -101,28 +103,26 @@ async def test_calls_end_with_a_reason_within_2_s_when_the_engine_dies_or_hangs_
             assert (await anext(stream)).token == 1
 
 
-async def test_a_bad_start_is_one_sentence_and_no_restart(
-    order: launch.StartOrder, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_bad_start_is_one_sentence_and_no_restart(order: StartOrder, capfd: pytest.CaptureFixture[str]) -> None:
     async with EngineClient(order.directory / SOCKET_NAME) as client:
-        assert await launch.supervise(BROKEN_MODEL, order, client) == launch.EXIT_BAD_START
+        assert await supervise(BROKEN_MODEL, order, client) == EXIT_BAD_START
     assert capfd.readouterr().err == "webrtc-duplex: no weights are in this directory\n"
 
 
 async def test_an_engine_that_dies_three_times_in_a_minute_is_given_up(
-    order: launch.StartOrder, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    order: StartOrder, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with EngineClient(order.directory / SOCKET_NAME) as client:
-        assert await launch.supervise(DYING_MODEL, order, client, back_off_s=(0, 0)) == launch.EXIT_GAVE_UP
+        assert await supervise(DYING_MODEL, order, client, back_off_s=(0, 0)) == EXIT_GAVE_UP
     assert capfd.readouterr().err.count("the engine dies") == 3
     assert "given up" in caplog.text
 
 
 async def test_an_engine_that_stops_before_its_first_word_is_noticed(
-    order: launch.StartOrder, caplog: pytest.LogCaptureFixture
+    order: StartOrder, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with EngineClient(order.directory / SOCKET_NAME) as client, asyncio.timeout(40):
-        assert await launch.supervise(MUTE, order, client, back_off_s=(0, 0)) == launch.EXIT_GAVE_UP
+        assert await supervise(MUTE, order, client, back_off_s=(0, 0)) == EXIT_GAVE_UP
     assert caplog.text.count("the engine is lost (it hung)") == 3
     assert not children()
 
@@ -132,9 +132,9 @@ async def test_the_engine_ends_within_2_s_when_its_server_is_killed(
     tmp_path: Path, engine_fate: signal.Signals | None
 ) -> None:
     code = (
-        "import asyncio; from pathlib import Path; from tests.test_launch import *\n"
+        "import asyncio; from pathlib import Path; from tests.launch.test_supervision import *\n"
         "async def main():\n"
-        f"    order = launch.StartOrder(EngineSettings(rows=2), Path({str(tmp_path)!r}), 30)\n"
+        f"    order = StartOrder(EngineSettings(rows=2), Path({str(tmp_path)!r}), 30)\n"
         "    async with supervised(order):\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())"
@@ -152,16 +152,16 @@ async def test_the_engine_ends_within_2_s_when_its_server_is_killed(
                 await asyncio.sleep(0.02)
 
 
-async def test_an_engine_goes_before_what_else_runs_where_that_is_allowed(order: launch.StartOrder) -> None:
+async def test_an_engine_goes_before_what_else_runs_where_that_is_allowed(order: StartOrder) -> None:
     may = subprocess.run(
         [sys.executable, "-c", "import os; os.setpriority(os.PRIO_PROCESS, 0, -10)"], capture_output=True
     )
     async with supervised(order):
         (engine,) = children()
-        assert os.getpriority(os.PRIO_PROCESS, engine) == (launch.ENGINE_NICENESS if may.returncode == 0 else 0)
+        assert os.getpriority(os.PRIO_PROCESS, engine) == (ENGINE_NICENESS if may.returncode == 0 else 0)
 
 
-async def test_an_engine_leaves_nothing_behind_when_its_server_ends(order: launch.StartOrder) -> None:
+async def test_an_engine_leaves_nothing_behind_when_its_server_ends(order: StartOrder) -> None:
     began = time.monotonic()
     async with supervised(order):
         assert len(list(order.directory.iterdir())) == 2
@@ -169,53 +169,36 @@ async def test_an_engine_leaves_nothing_behind_when_its_server_ends(order: launc
     assert time.monotonic() - began < 60
 
 
-def test_the_runtime_directory_is_private_and_goes_with_its_block(tmp_path: Path) -> None:
-    with launch.runtime_directory(tmp_path) as directory:
-        assert directory.stat().st_mode & 0o777 == 0o700
-        with launch.runtime_directory(tmp_path) as another:
-            assert another != directory and directory.exists()
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_a_killed_server_left_is_swept_by_the_next(tmp_path: Path) -> None:
-    left = tmp_path / "webrtc-duplex-left"
-    left.mkdir()
-    (left / "lock").touch()
-    (left / "sound.ring").touch()
-    with launch.runtime_directory(tmp_path):
-        assert not left.exists()
-
-
 def test_each_device_has_an_engine_of_its_own_that_sees_no_other_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    one, other = launch.start_orders(EngineSettings(device="cuda:1, cpu"), tmp_path)
+    one, other = start_orders(EngineSettings(device="cuda:1, cpu"), tmp_path)
     assert (one.settings.device, one.environment["CUDA_VISIBLE_DEVICES"]) == ("cuda", "7")
     assert (other.settings.device, other.environment["CUDA_VISIBLE_DEVICES"]) == ("cpu", "5,7")
     assert one.directory != other.directory and one.directory.stat().st_mode & 0o777 == 0o700
     (tmp_path / "alone").mkdir()
-    (alone,) = launch.start_orders(EngineSettings(device="cuda:1"), tmp_path / "alone")
+    (alone,) = start_orders(EngineSettings(device="cuda:1"), tmp_path / "alone")
     assert alone.settings.device == "cuda:1"
 
 
 def test_a_gpu_that_is_not_to_be_seen_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     with pytest.raises(RequestError, match="there is no cuda:1"):
-        list(launch.start_orders(EngineSettings(device="cuda:0,cuda:1"), tmp_path))
+        list(start_orders(EngineSettings(device="cuda:0,cuda:1"), tmp_path))
 
 
 async def test_an_engine_that_is_given_up_leaves_the_other_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        launch, "ENGINE_COMMAND", engine_command("EchoDouble(settings.rows if settings.rows > 1 else 0)")
+        supervision, "ENGINE_COMMAND", engine_command("EchoDouble(settings.rows if settings.rows > 1 else 0)")
     )
-    orders = [launch.StartOrder(EngineSettings(rows=rows), tmp_path / str(rows), 50) for rows in (1, 2)]
+    orders = [StartOrder(EngineSettings(rows=rows), tmp_path / str(rows), 50) for rows in (1, 2)]
     for order in orders:
         order.directory.mkdir()
     async with join([order.directory / SOCKET_NAME for order in orders]) as (engines, clients):
-        supervisor = asyncio.create_task(launch.supervise_all(orders, clients))
+        supervisor = asyncio.create_task(supervise_all(orders, clients))
         async with asyncio.timeout(20):
             await clients[1].wait_ready(20)
             while "given up" not in caplog.text:
