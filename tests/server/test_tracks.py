@@ -122,7 +122,7 @@ def test_words_are_told_when_their_frame_is_on_the_air(ticker: ManualTicker) -> 
     for position in (0, 1):
         track.speak(tone(), position, -inf, partial(told.append, position))
     assert told == [0]
-    ticker.pass_until(start + 0.078)
+    ticker.pass_until(start + 0.076)
     assert told == [0]
     ticker.pass_until(start + 0.08)
     assert told == [0, 1]

@@ -5,8 +5,8 @@ the one before, however late either was sent, so nothing drifts and RTP time nev
 
 Steps of the model do not all take the same time, so "is there" is when nearly every frame would be (`Pace`): a quick
 one waits for that, lest a slow one break the sound. A frame slower still is waited for a little, and then there is
-silence. The schedule nears that time at once while nobody would hear it, else by a millisecond a frame; whole chunks
-are made up for by letting two pass over into each other.
+silence. The schedule nears that time at once while nobody would hear it, else by a few milliseconds a frame; where it
+is far behind, two chunks pass over into each other now and then.
 """
 
 import math
@@ -31,7 +31,7 @@ _QUIET_RMS = 33.0  # -60 dB of full scale
 _QUEUE_CHUNKS = 8  # two frames; more is dropped, oldest first
 _BEHIND_S = 0.1  # a server that was held up longer does not send what it missed
 _MOST_LEAD_S = 0.060  # a quick frame waits no longer than this for the slow ones
-_MOVE_S = 0.001  # in a voice the schedule moves no faster than this a frame
+_MOVE_S = 0.003  # in a voice the schedule moves no faster than this a frame: 75 ms in 2 s
 _MERGE_FROM_S = 0.060  # a voice that is this much behind is hurried; less, the schedule makes up for by itself
 _MERGE_EVERY_CHUNKS = 50  # and not by more than 20 ms a second
 _ON_TIME_S = 0.0005
