@@ -3,23 +3,26 @@
 from bisect import bisect_left, insort
 from collections import deque
 
+from webrtc_duplex.audio import FRAME_S
+
 
 class Pace:
     """How long after its tick a frame comes, all but the slowest. One for each engine, whose calls step together."""
 
-    _REMEMBERED = 256  # ticks: 20 s
+    _REMEMBERED_S = 256 * FRAME_S
     _SLOWER = 0.02  # this share comes later still: `Playout` waits for it, or is silent
 
     def __init__(self) -> None:
-        self._delays: deque[float] = deque()  # at most _REMEMBERED: the oldest goes
+        self._delays: deque[tuple[float, float]] = deque()  # (tick, delay), at most one a tick of _REMEMBERED_S
         self._sorted: list[float] = []
 
-    def note(self, delay_s: float) -> None:
-        """The frames of a tick came so long after it."""
-        if len(self._delays) == self._REMEMBERED:
-            del self._sorted[bisect_left(self._sorted, self._delays.popleft())]
-        self._delays.append(delay_s)
-        insort(self._sorted, delay_s)
+    def note(self, tick_at: float, now: float) -> None:
+        """The frames of a tick have come."""
+        while self._delays and self._delays[0][0] <= tick_at - self._REMEMBERED_S:
+            _, forgotten = self._delays.popleft()
+            del self._sorted[bisect_left(self._sorted, forgotten)]
+        self._delays.append((tick_at, now - tick_at))
+        insort(self._sorted, now - tick_at)
 
     @property
     def usual_s(self) -> float:
