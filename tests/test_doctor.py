@@ -26,7 +26,7 @@ def test_a_healthy_machine_needs_no_advice(capsys: pytest.CaptureFixture[str]) -
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = ServerSettings(port=taken.getsockname()[1])
-        assert "another --port" in advice(dataclasses.replace(ECHO, server=server))["HTTP port"]
+        assert "or --port" in advice(dataclasses.replace(ECHO, server=server))["HTTP port"]
 
 
 def test_a_page_that_would_get_no_microphone_is_named() -> None:

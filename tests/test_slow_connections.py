@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from webrtc_duplex.launch import process, serve
+from webrtc_duplex.server.app import make_app
 from webrtc_duplex.server.engine_client import EngineClient
 from webrtc_duplex.server.engines import Engines
 from webrtc_duplex.settings import ServerSettings, Settings
@@ -25,7 +26,7 @@ async def url(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     monkeypatch.setattr(serve, "REQUEST_S", PATIENCE_S)
     settings, engine = Settings(server=ServerSettings(port=0)), Engines([EngineClient(Path("no-engine.sock"))])
     with caplog.at_level(logging.INFO):
-        async with serve._http(settings, engine, ()):
+        async with serve._http(make_app(settings, engine), settings.server, None):
             listening = re.search(r"http://\S+", caplog.text)
             assert listening is not None
             yield listening[0]

@@ -1,7 +1,6 @@
 """`webrtc-duplex doctor`: would `serve` with these options work here, and if not, what is to be done?"""
 
 import argparse
-import errno
 import os
 import resource
 import shutil
@@ -14,6 +13,7 @@ from pathlib import Path
 from webrtc_duplex import settings
 from webrtc_duplex.audio import SoundRing
 from webrtc_duplex.errors import DuplexError
+from webrtc_duplex.launch.port import require_port
 from webrtc_duplex.media import opus
 from webrtc_duplex.settings import Settings
 
@@ -76,18 +76,11 @@ def _sound(wanted: Settings) -> Iterator[Finding]:
 
 
 def _http_port(wanted: Settings) -> Iterator[Finding]:
-    host, port = wanted.server.host, wanted.server.port
-    place = f"{host}:{port}"
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-        yield Finding("HTTP port", f"{place} is free")
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        advice = "end what listens there, or choose another --port" if taken else "choose another --host or --port"
-        yield Finding("HTTP port", f"{place}: {error.strerror}", advice)
+        require_port(wanted.server.host, wanted.server.port)
+        yield Finding("HTTP port", f"{wanted.server.host}:{wanted.server.port} is free")
+    except DuplexError as error:
+        yield Finding("HTTP port", error.message, "end what listens there, or choose another --host or --port")
 
 
 def _origin(wanted: Settings) -> Iterator[Finding]:

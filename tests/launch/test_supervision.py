@@ -18,7 +18,7 @@ from webrtc_duplex.engine.loop import SOCKET_NAME
 from webrtc_duplex.errors import EngineError, RequestError
 from webrtc_duplex.launch import supervision
 from webrtc_duplex.launch.engine_process import ENGINE_NICENESS, EXIT_BAD_START, StartOrder
-from webrtc_duplex.launch.supervision import EXIT_GAVE_UP, start_orders, supervise, supervise_all
+from webrtc_duplex.launch.supervision import EXIT_GAVE_UP, Charge, start_orders, supervise, supervise_all
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.server.engine_client import DuplexStream, EngineClient
 from webrtc_duplex.server.engines import join
@@ -29,13 +29,14 @@ def engine_command(load: str) -> tuple[str, ...]:
     """A command that is an engine with the runner that the expression gives for `settings`."""
     code = (
         "from tests.engine_doubles import *; from webrtc_duplex.launch.engine_process import *;"
-        f"raise SystemExit(engine_process(lambda settings: {load}))"
+        f"raise SystemExit(engine_process(lambda settings: lambda: {load}))"
     )
     return (sys.executable, "-c", code)
 
 
 ECHO = engine_command("EchoDouble(settings.rows)")
 BROKEN_MODEL = engine_command("refuse('no weights are in this directory')")
+IMPOSSIBLE = (sys.executable, "-c", BROKEN_MODEL[-1].replace("lambda settings: lambda:", "lambda settings:"))
 DYING_MODEL = engine_command("EchoDouble(0)")  # there is no sound ring without rows
 
 MUTE_CODE = """
@@ -65,7 +66,7 @@ def order(tmp_path: Path) -> StartOrder:
 async def supervised(order: StartOrder) -> AsyncIterator[EngineClient]:
     """A client whose engine is kept running."""
     async with EngineClient(order.directory / SOCKET_NAME) as client:
-        supervisor = asyncio.create_task(supervise(ECHO, order, client))
+        supervisor = asyncio.create_task(supervise(ECHO, Charge(order, client)))
         try:
             await client.wait_ready(20)
             yield client
@@ -105,15 +106,31 @@ async def test_calls_end_with_a_reason_within_2_s_when_the_engine_dies_or_hangs_
 
 async def test_a_bad_start_is_one_sentence_and_no_restart(order: StartOrder, capfd: pytest.CaptureFixture[str]) -> None:
     async with EngineClient(order.directory / SOCKET_NAME) as client:
-        assert await supervise(BROKEN_MODEL, order, client) == EXIT_BAD_START
+        assert await supervise(BROKEN_MODEL, Charge(order, client)) == EXIT_BAD_START
     assert capfd.readouterr().err == "webrtc-duplex: no weights are in this directory\n"
+
+
+@pytest.mark.parametrize(("command", "accepts"), [(ECHO, True), (IMPOSSIBLE, False)])
+async def test_an_engine_says_whether_its_order_is_possible(
+    order: StartOrder, command: tuple[str, ...], accepts: bool
+) -> None:
+    async with EngineClient(order.directory / SOCKET_NAME) as client:
+        charge = Charge(order, client)
+        supervisor = asyncio.create_task(supervise(command, charge))
+        accepting = asyncio.create_task(charge.accepted.wait())
+        async with asyncio.timeout(20):
+            await asyncio.wait({supervisor, accepting}, return_when=asyncio.FIRST_COMPLETED)
+        assert accepting.done() is accepts and supervisor.done() is not accepts
+        for task in (supervisor, accepting):
+            task.cancel()
+        await asyncio.wait({supervisor, accepting})
 
 
 async def test_an_engine_that_dies_three_times_in_a_minute_is_given_up(
     order: StartOrder, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with EngineClient(order.directory / SOCKET_NAME) as client:
-        assert await supervise(DYING_MODEL, order, client, back_off_s=(0, 0)) == EXIT_GAVE_UP
+        assert await supervise(DYING_MODEL, Charge(order, client), back_off_s=(0, 0)) == EXIT_GAVE_UP
     assert capfd.readouterr().err.count("the engine dies") == 3
     assert "given up" in caplog.text
 
@@ -122,7 +139,7 @@ async def test_an_engine_that_stops_before_its_first_word_is_noticed(
     order: StartOrder, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with EngineClient(order.directory / SOCKET_NAME) as client, asyncio.timeout(40):
-        assert await supervise(MUTE, order, client, back_off_s=(0, 0)) == EXIT_GAVE_UP
+        assert await supervise(MUTE, Charge(order, client), back_off_s=(0, 0)) == EXIT_GAVE_UP
     assert caplog.text.count("the engine is lost (it hung)") == 3
     assert not children()
 
@@ -198,7 +215,7 @@ async def test_an_engine_that_is_given_up_leaves_the_other_serving(
     for order in orders:
         order.directory.mkdir()
     async with join([order.directory / SOCKET_NAME for order in orders]) as (engines, clients):
-        supervisor = asyncio.create_task(supervise_all(orders, clients))
+        supervisor = asyncio.create_task(supervise_all(map(Charge, orders, clients)))
         async with asyncio.timeout(20):
             await clients[1].wait_ready(20)
             while "given up" not in caplog.text:

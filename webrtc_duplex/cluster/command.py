@@ -4,7 +4,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 from collections.abc import Mapping
 
@@ -14,6 +13,7 @@ from ray.serve.config import HTTPOptions
 
 from webrtc_duplex.cluster.app import SIGNING_KEY, build
 from webrtc_duplex.errors import EngineError
+from webrtc_duplex.launch.port import require_port
 from webrtc_duplex.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def serve_cluster(settings: Settings, given: Mapping[str, str], replicas: int) -
 
     Raises RequestError for settings that no cluster can have, EngineError where the port is taken or no server starts.
     """
-    _require_port(settings.server.host, settings.server.port)
+    require_port(settings.server.host, settings.server.port)
     os.environ.setdefault(SIGNING_KEY, secrets.token_urlsafe(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     drain = {"graceful_shutdown_timeout_s": settings.server.drain_timeout_s}
@@ -49,15 +49,6 @@ def serve_cluster(settings: Settings, given: Mapping[str, str], replicas: int) -
         serve.shutdown()
         ray.shutdown()
     return 0
-
-
-def _require_port(host: str, port: int) -> None:
-    """Raises EngineError if nobody can listen there: Serve would find out late, and say it at length."""
-    try:
-        with socket.create_server((host, port)):
-            pass
-    except OSError as error:
-        raise EngineError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _wait_for_signal() -> None:

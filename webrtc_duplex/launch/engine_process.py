@@ -32,6 +32,9 @@ ENGINE_NICENESS = -10
 ECHO_ROWS = 64
 """Callers of an echo where their number is to be found out: it costs nothing, but packets do."""
 
+Loading = Callable[[], ModelRunner]
+"""Reads the weights, which may take minutes. Raises CheckpointError."""
+
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
@@ -44,16 +47,22 @@ class StartOrder:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def engine_process(load: Callable[[EngineSettings], ModelRunner]) -> int:
-    """Be an engine until the lifeline is cut; returns the exit code."""
+def engine_process(prepare: Callable[[EngineSettings], Loading]) -> int:
+    """Be an engine until the lifeline is cut; returns the exit code.
+
+    A byte on its standard output says that the order was found possible; the model is loaded after that.
+    """
     order = pickle.load(sys.stdin.buffer)
     assert isinstance(order, StartOrder)
     leave_ending_to_the_parent()
+    accepted = _take_output()
     logs.configure(order.log_level, order.log_format, process="engine")
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, ENGINE_NICENESS)
     try:
-        runner = load(order.settings)
+        load = prepare(order.settings)
+        accepted()
+        runner = load()
     except DuplexError as error:
         sys.stderr.write(f"webrtc-duplex: {error.message}\n")
         return EXIT_BAD_START
@@ -67,22 +76,40 @@ def engine_process(load: Callable[[EngineSettings], ModelRunner]) -> int:
     return 0
 
 
-def load_runner(settings: EngineSettings) -> ModelRunner:
-    """The model that the settings name, for their rows or as many as it serves in time.
+def _take_output() -> Callable[[], None]:
+    """Whatever is printed goes to standard error from now on; what says to the parent that the order is possible."""
+    output = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    Raises CheckpointError or RequestError with what is wrong. An echo is loaded without torch.
+    def accept() -> None:
+        with os.fdopen(output, "wb") as file:
+            file.write(b"!")
+
+    return accept
+
+
+def prepare_runner(settings: EngineSettings) -> Loading:
+    """What loads the model that the settings name, for their rows or as many as it serves in time.
+
+    Raises CheckpointError or RequestError with what can be known to be wrong before the weights are read; loading
+    raises the rest. An echo is loaded without torch.
     """
     if settings.model == "echo":
         from webrtc_duplex.model.echo import EchoRunner
 
-        return EchoRunner(settings.rows or ECHO_ROWS)
-    from webrtc_duplex.model import runner
+        return lambda: EchoRunner(settings.rows or ECHO_ROWS)
+    from webrtc_duplex.model.memory import available_bytes
+    from webrtc_duplex.model.runner import Placement, load_runner
+
+    chosen = Placement.choose(settings.model, settings.device, settings.kv_dtype)
+    plan, available = chosen.plan(), available_bytes(chosen.device)
+    plan.require(settings.rows or 1, available)
 
     def load(rows: int) -> ModelRunner:
-        return runner.load_runner(settings.model, rows, settings.device, settings.kv_dtype)
+        return load_runner(settings.model, rows, settings.device, settings.kv_dtype)
 
-    rows = settings.rows
-    if rows is None:
-        fitting = runner.rows_in_memory(settings.model, settings.device, settings.kv_dtype)
-        rows = most_rows(load, fitting, settings.phases, time.monotonic)
-    return check_rows(load(rows), settings.phases, time.monotonic)
+    def load_rows() -> ModelRunner:
+        rows = settings.rows or most_rows(load, plan.rows_in(available), settings.phases, time.monotonic)
+        return check_rows(load(rows), settings.phases, time.monotonic)
+
+    return load_rows

@@ -11,9 +11,10 @@ import signal
 import socket
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from webrtc_duplex.engine.loop import RING_NAME, SOCKET_NAME
@@ -44,8 +45,8 @@ FAREWELL_S = 1.0
 """How long a process may take to end by itself when its lifeline is cut."""
 
 ENGINE_CODE = (
-    "from webrtc_duplex.launch.engine_process import engine_process, load_runner;"
-    "raise SystemExit(engine_process(load_runner))"
+    "from webrtc_duplex.launch.engine_process import engine_process, prepare_runner;"
+    "raise SystemExit(engine_process(prepare_runner))"
 )
 ENGINE_COMMAND = (sys.executable, "-c", ENGINE_CODE)
 
@@ -84,12 +85,28 @@ def _visible_gpu(number: int) -> str:
     return names[number]
 
 
-async def supervise_all(orders: Sequence[StartOrder], engines: Sequence[EngineClient]) -> int:
-    """Keep an engine running for each order. Returns the exit code for this process: when one cannot start as it was
-    told to, or when the last one is given up; until then the others serve on.
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """An engine that is to be kept running."""
+
+    order: StartOrder
+    client: EngineClient
+    """Only listened to: it notices a hung engine as it does a dead one."""
+    accepted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the engine has found its order possible; its model may still be loading."""
+
+
+async def until_accepted(charges: Iterable[Charge]) -> None:
+    """Wait until every engine has found its order possible."""
+    for charge in charges:
+        await charge.accepted.wait()
+
+
+async def supervise_all(charges: Iterable[Charge]) -> int:
+    """Keep every engine running. Returns the exit code for this process: when one cannot start as it was told to, or
+    when the last one is given up; until then the others serve on.
     """
-    pairs = zip(orders, engines, strict=True)
-    tasks = [asyncio.create_task(supervise(ENGINE_COMMAND, order, engine)) for order, engine in pairs]
+    tasks = [asyncio.create_task(supervise(ENGINE_COMMAND, charge)) for charge in charges]
     try:
         for ended in asyncio.as_completed(tasks):
             if (code := await ended) == EXIT_BAD_START:
@@ -101,16 +118,11 @@ async def supervise_all(orders: Sequence[StartOrder], engines: Sequence[EngineCl
         await asyncio.wait(tasks)
 
 
-async def supervise(
-    command: Sequence[str], order: StartOrder, engine: EngineClient, back_off_s: Sequence[float] = BACK_OFF_S
-) -> int:
-    """Keep an engine process running. Returns the exit code for this process when it is given up.
-
-    `engine` is only listened to: its client notices a hung engine as it does a dead one.
-    """
+async def supervise(command: Sequence[str], charge: Charge, back_off_s: Sequence[float] = BACK_OFF_S) -> int:
+    """Keep an engine process running. Returns the exit code for this process when it is given up."""
     deaths: deque[float] = deque(maxlen=DEATHS)
     while True:
-        how = await _engine_life(command, order, engine)
+        how = await _engine_life(command, charge)
         if how == EXIT_BAD_START:
             return EXIT_BAD_START
         now = time.monotonic()
@@ -123,28 +135,36 @@ async def supervise(
         await asyncio.sleep(back_off_s[recent - 1])
 
 
-async def _engine_life(command: Sequence[str], order: StartOrder, engine: EngineClient) -> int | None:
+async def _engine_life(command: Sequence[str], charge: Charge) -> int | None:
     """Start an engine and wait for its end; returns its exit code (None: it hung and was killed).
 
     It runs in a session of its own: Ctrl-C is for the server, which takes its leave of the callers first.
     """
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, start_new_session=True, env=order.environment or None
+        *command, stdin=PIPE, stdout=PIPE, start_new_session=True, env=charge.order.environment or None
     )
-    assert process.stdin is not None
+    assert process.stdin is not None and process.stdout is not None
     exited = asyncio.create_task(process.wait())
-    lost = asyncio.create_task(engine.wait_lost())
+    lost = asyncio.create_task(charge.client.wait_lost())
+    accepting = asyncio.create_task(_accept(process.stdout, charge.accepted))
     try:
-        process.stdin.write(pickle.dumps(order))
+        process.stdin.write(pickle.dumps(charge.order))
         await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
         if not exited.done():  # dying, or hung
             await asyncio.wait({exited}, timeout=0.1)
         return process.returncode
     finally:
+        accepting.cancel()
         lost.cancel()
         process.stdin.close()
         await _end(process, exited, FAREWELL_S if not lost.done() else 0.0)
-        _clear(order.directory)
+        _clear(charge.order.directory)
+
+
+async def _accept(output: asyncio.StreamReader, accepted: asyncio.Event) -> None:
+    """An engine says one byte, if it finds its order possible."""
+    if await output.read(1):
+        accepted.set()
 
 
 def _clear(directory: Path) -> None:
