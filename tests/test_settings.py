@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from webrtc_duplex import settings
+from webrtc_duplex.__main__ import main
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.settings import Settings
 
@@ -86,7 +87,7 @@ def test_every_knob_stands_in_the_table() -> None:
     [
         (["--port", "http"], {}, "--port must be a whole number, not 'http'"),
         (["--port", "70000"], {}, "port must be between 0 and 65535, not 70000"),
-        (["--rows", "0"], {}, "rows must be at least 1, not 0"),
+        (["--rows", "0"], {}, "rows must be between 1 and 3840, not 0"),
         (["--kv-dtype", "int4"], {}, "kv_dtype must be auto or int8, not 'int4'"),
         (["--rows", "2.5"], {}, "--rows must be a whole number, not '2.5'"),
         ([], {"WEBRTC_DUPLEX_MEDIA_TIMEOUT_S": "soon"}, "WEBRTC_DUPLEX_MEDIA_TIMEOUT_S must be a number, not 'soon'"),
@@ -94,7 +95,7 @@ def test_every_knob_stands_in_the_table() -> None:
         (["--turn-ttl-s", "inf"], {}, "--turn-ttl-s must be a number, not 'inf'"),
         (["--port", "1" * 400], {}, "--port must be a whole number, not '1"),
         (["--max-calls-per-key", "0"], {}, "max_calls_per_key must be at least 1, not 0"),
-        (["--idle-timeout-s", "-1"], {}, "idle_timeout_s must be at least 0, not -1"),
+        (["--idle-timeout-s", "-1"], {}, "idle_timeout_s must be between 0 and 31536000, not -1"),
     ],
 )
 def test_a_wrong_value_is_refused_where_it_was_given(
@@ -132,3 +133,71 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"[server]\nplace = '\xff'")
     with pytest.raises(RequestError, match=r"settings\.toml is not TOML"):
         settings.read(flags("--config", str(file)), {})
+
+
+NONSENSE = {
+    "rows": ["-1", "2.5", "many", "1000000000"],
+    "phases": ["0", "17", "x"],
+    "device": ["gpu7", "cuda:x", "cuda:0,", "cpu cuda"],
+    "kv_dtype": ["", "int4"],
+    "resume_grace_s": ["", "-1", "soon", "inf", "1e300"],
+    "connect_deadline_s": ["-1", "soon", "1e300"],
+    "host": ["", "0.0.0.0", "http://localhost"],
+    "port": ["-1", "65536", "http", "80.0"],
+    "media_workers": ["0", "65", "x"],
+    "media_timeout_s": ["-1", "nan", "1e300"],
+    "max_duration_s": ["-1", "x", "1e300"],
+    "idle_timeout_s": ["-1", "x", "1e300"],
+    "drain_timeout_s": ["-1", "x", "1e300"],
+    "recordings_quota_mb": ["0", "-1", "x"],
+    "log_format": ["", "xml"],
+    "place": ["", "A", "a-b", "a" * 33],
+    "signing_key": ["short"],
+    "tls_cert": ["alone.pem"],
+    "tls_key": ["alone.pem"],
+    "tls_dev": ["", "maybe"],
+    "api_keys": ["two words", "x" * 513],
+    "operator_key": [" ", "two words"],
+    "insecure": ["", "maybe"],
+    "allowed_origins": ["example", "https://", "https://a/path", "https://a,b"],
+    "trust_proxy": ["", "maybe"],
+    "requests_per_minute_per_key": ["0", "x", "1.5"],
+    "requests_per_minute_per_address": ["0", "x"],
+    "max_calls_per_key": ["0", "x"],
+    "max_calls_per_address": ["0", "x"],
+    "max_connecting_per_address": ["0", "x"],
+    "udp_ports": ["x", "50000", "50999-50000", "1-2", "60000-70000"],
+    "public_ip": ["voice.example", "1.2.3"],
+    "stun_urls": ["host:3478", "turn:host", "stun:", "stun:a>b"],
+    "turn_urls": ["turn:host:3478", "stun:host", "turn:host?transport=pigeon"],
+    "turn_ttl_s": ["59", "x", "1e300"],
+    "gather": ["", "maybe"],
+    "relay_only": ["", "maybe", "true"],
+}
+SEEN_LATER = {"model", "recordings", "static", "api_key_file", "turn_secret"}
+"""What any text may be, as long as nobody looks what is there."""
+
+
+def test_every_knob_has_its_nonsense() -> None:
+    assert NONSENSE.keys() | SEEN_LATER == {knob.name for knob in settings.knobs()}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NONSENSE.items() for value in values])
+def test_nonsense_is_refused_with_one_sentence_that_names_the_knob(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"WEBRTC_DUPLEX_{name.upper()}", value)
+    assert main(["doctor", "--model", "echo"]) == 2  # it reads them as `serve` does, and never serves
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("webrtc-duplex: ") and name in sentence.lower()
+
+
+@pytest.mark.parametrize("knob", list(settings.knobs()), ids=lambda knob: knob.name)
+def test_a_file_may_hold_anything_at_all(knob: settings.Knob, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    for value in ("1979-05-27", "[[1]]", "{}", "inf", "-1", '"\\u0000"', "[1, 2]", "9223372036854775807"):
+        file.write_text(f"[{knob.section}]\n{knob.name} = {value}\n")
+        try:
+            settings.read(flags("--config", str(file)), {})
+        except RequestError as refusal:
+            assert knob.name in refusal.message

@@ -13,7 +13,7 @@ import re
 import sys
 import tomllib
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -30,9 +30,21 @@ _KEY = re.compile(r"[!-~]{1,512}", re.ASCII)
 
 
 _PLACE = re.compile(r"[a-z0-9]{1,32}", re.ASCII)
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?", re.ASCII)
+_STUN_URL = re.compile(r"stuns?:[^\s<>/?#]+", re.ASCII)
+_TURN_URL = re.compile(r"turns?:[^\s<>/?#]+(\?transport=(udp|tcp))?", re.ASCII)
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#]+/?", re.ASCII | re.IGNORECASE)
 
 ROWS_OF_A_WORKER = 60
 """Callers that one process carries with a core to itself."""
+MOST_WORKERS = 64
+MOST_ROWS = MOST_WORKERS * ROWS_OF_A_WORKER
+
+MOST_PHASES = 16
+"""Sub-ticks of 5 ms, the time of the fastest step there is."""
+
+LONGEST_S = 31_536_000
+"""A year: whoever wants no end leaves it out."""
 
 LEAST_SIGNING_KEY = 32
 """Characters: nobody is to guess it."""
@@ -58,14 +70,13 @@ class EngineSettings:
     connect_deadline_s: float = knob(15.0, "how long a lease may wait for its caller's media")
 
     def __post_init__(self) -> None:
-        _at_least("rows", self.rows, 1)
-        _at_least("phases", self.phases, 1)
-        _at_least("resume_grace_s", self.resume_grace_s, 0)
-        _at_least("connect_deadline_s", self.connect_deadline_s, 0)
+        _between("rows", self.rows, 1, MOST_ROWS)
+        _between("phases", self.phases, 1, MOST_PHASES)
+        _between("resume_grace_s", self.resume_grace_s, 0, LONGEST_S)
+        _between("connect_deadline_s", self.connect_deadline_s, 0, LONGEST_S)
         if self.kv_dtype not in ("auto", "int8"):
             raise RequestError(f"kv_dtype must be auto or int8, not {self.kv_dtype!r}", param="kv_dtype")
-        if not all(self.devices):
-            raise RequestError(f"device must name devices with commas between, not {self.device!r}", param="device")
+        _each("device", self.devices, _DEVICE, "cpu, cuda or cuda:N")
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -98,8 +109,7 @@ class ServerSettings:
         _between("port", self.port, 0, 65535)
         if self.log_format not in logs.FORMATS:
             raise RequestError(f"log_format must be text or json, not {self.log_format!r}", param="log_format")
-        if self.media_workers is not None:
-            _between("media_workers", self.media_workers, 1, 64)
+        _between("media_workers", self.media_workers, 1, MOST_WORKERS)
         if not _PLACE.fullmatch(self.place):
             raise RequestError(f"place must be 1-32 lower-case letters and digits, not {self.place!r}", param="place")
         if self.signing_key is not None and len(self.signing_key) < LEAST_SIGNING_KEY:
@@ -108,11 +118,11 @@ class ServerSettings:
             raise RequestError("tls_cert and tls_key belong together: one of them is missing", param="tls_cert")
         if self.tls_dev and self.tls_cert is not None:
             raise RequestError("tls_dev makes a certificate, so there is no use for a tls_cert", param="tls_dev")
-        _at_least("media_timeout_s", self.media_timeout_s, 0)
-        _at_least("max_duration_s", self.max_duration_s, 0)
-        _at_least("idle_timeout_s", self.idle_timeout_s, 0)
+        _between("media_timeout_s", self.media_timeout_s, 0, LONGEST_S)
+        _between("max_duration_s", self.max_duration_s, 0, LONGEST_S)
+        _between("idle_timeout_s", self.idle_timeout_s, 0, LONGEST_S)
+        _between("drain_timeout_s", self.drain_timeout_s, 0, LONGEST_S)
         _at_least("recordings_quota_mb", self.recordings_quota_mb, 1)
-        _at_least("drain_timeout_s", self.drain_timeout_s, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +144,9 @@ class AccessSettings:
     max_connecting_per_address: int = knob(8, "calls not yet connected, from one address; loopback is free")
 
     def __post_init__(self) -> None:
-        if not all(map(_KEY.fullmatch, [*self.api_keys, self.operator_key or "none"])):
-            raise RequestError("a key is 1 to 512 visible ASCII characters, without blanks", param="api_keys")
+        _keys("api_keys", self.api_keys)
+        _keys("operator_key", () if self.operator_key is None else (self.operator_key,))
+        _each("allowed_origins", self.allowed_origins, _ORIGIN, "as https://host:port, or *")
         _at_least("requests_per_minute_per_key", self.requests_per_minute_per_key, 1)
         _at_least("requests_per_minute_per_address", self.requests_per_minute_per_address, 1)
         _at_least("max_calls_per_key", self.max_calls_per_key, 1)
@@ -163,7 +174,9 @@ class IceSettings:
     relay_only: bool = knob(False, "show callers no candidates but those of the TURN server; needs `gather`")
 
     def __post_init__(self) -> None:
-        _at_least("turn_ttl_s", self.turn_ttl_s, 60)
+        _each("stun_urls", self.stun_urls, _STUN_URL, "as stun:host:port")
+        _each("turn_urls", self.turn_urls, _TURN_URL, "as turn:host:port?transport=udp")
+        _between("turn_ttl_s", self.turn_ttl_s, 60, LONGEST_S)
         if self.turn_urls and not self.turn_secret:
             raise RequestError(
                 "turn_urls need a turn_secret, from which callers' credentials are made", param="turn_secret"
@@ -203,7 +216,7 @@ class Settings:
             raise RequestError(f"{workers} media_workers need a UDP port each, and more", param="udp_ports")
         if self.access.open and not self.access.insecure and not is_loopback(self.server.host):
             raise RequestError(
-                f"on {self.server.host} everybody who reaches this machine could call: "
+                f"on host {self.server.host!r} everybody who reaches this machine could call: "
                 "set api_keys or api_key_file, or say --insecure",
                 param="insecure",
             )
@@ -234,9 +247,21 @@ def _at_least(name: str, value: float | None, least: float) -> None:
         raise RequestError(f"{name} must be at least {least:g}, not {value:g}", param=name)
 
 
-def _between(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise RequestError(f"{name} must be between {least:g} and {most:g}, not {value:g}", param=name)
+def _between(name: str, value: float | None, least: float, most: float) -> None:
+    if value is not None and not least <= value <= most:
+        raise RequestError(f"{name} must be between {least:g} and {most:.10g}, not {value:.10g}", param=name)
+
+
+def _each(name: str, values: Iterable[str], pattern: re.Pattern[str], wanted: str) -> None:
+    for value in values:
+        if not pattern.fullmatch(value):
+            raise RequestError(f"{name} must be {wanted}, not {value!r}", param=name)
+
+
+def _keys(name: str, values: Iterable[str]) -> None:
+    """Whatever they are, they are not shown."""
+    if not all(map(_KEY.fullmatch, values)):
+        raise RequestError(f"{name}: a key is 1 to 512 visible ASCII characters, without blanks", param=name)
 
 
 def _address(name: str, value: str) -> None:
@@ -361,7 +386,7 @@ def _parse(kind: object, value: object) -> object:
         return _parse_bool(value)
     if kind is int or kind is float:
         return _parse_number(kind, value)
-    if not isinstance(value, str):
+    if not isinstance(value, str) or "\0" in value:
         raise ValueError("a text")
     return Path(value).expanduser() if kind is Path else value
 
