@@ -107,6 +107,16 @@ async def test_the_ticker_wakes_by_itself() -> None:
     ticker.stop()
 
 
+async def test_a_ticker_that_was_stopped_wakes_no_more() -> None:
+    loop, seen = asyncio.get_running_loop(), list[float]()
+    ticker = Ticker(loop.time, lambda late_s: None)
+    ticker.at(loop.time() + 0.01, seen.append)
+    ticker.stop()
+    ticker.at(loop.time() + 0.01, seen.append)
+    await asyncio.sleep(0.03)
+    assert not seen
+
+
 def test_a_frames_first_packet_leaves_at_once_and_the_others_20_ms_apart(ticker: ManualTicker) -> None:
     (track, wire), start, sent = a_track(ticker), ticker.time.now, list[int]()
     track.speak(tone(), 7, -inf, nothing)

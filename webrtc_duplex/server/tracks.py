@@ -14,6 +14,7 @@ from webrtc_duplex.audio import SAMPLE_RATE, Pcm
 from webrtc_duplex.media import opus, telephone
 from webrtc_duplex.media.jitter import Decoder
 from webrtc_duplex.media.playout import Playout
+from webrtc_duplex.server.alarm import Alarm, alarm
 
 TOGETHER_S = 0.001
 """Beats this close to each other are done in one wake-up."""
@@ -36,7 +37,7 @@ class Ticker:
         self._on_wake = on_wake
         self._beats: list[tuple[float, int, Beat]] = []
         self._order = itertools.count()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Alarm | None = None  # made with the first beat, as it wants a loop that runs
         self._alarm_at = inf
 
     def at(self, due: float, beat: Beat) -> None:
@@ -52,16 +53,17 @@ class Ticker:
         await reached.wait()
 
     def stop(self) -> None:
-        """Drop every beat that has not come."""
+        """Drop every beat that has not come; none comes any more."""
         self._beats.clear()
+        self._alarm_at = -inf
         if self._alarm is not None:
-            self._alarm.cancel()
+            self._alarm.close()
 
     def _set_alarm(self, due: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._alarm is None:
+            self._alarm = alarm(self._wake)
         self._alarm_at = due
-        self._alarm = asyncio.get_running_loop().call_later(max(0.0, due - self._clock()), self._wake)
+        self._alarm.set(due - self._clock())
 
     def _wake(self) -> None:
         now = self._clock()
