@@ -2,7 +2,9 @@
 
 import json
 import os
+import resource
 import wave
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import numpy as np
 import pytest
 
 from webrtc_duplex.audio import FRAME_SAMPLES, SAMPLE_RATE, Pcm
-from webrtc_duplex.server.recording import FRAME_BYTES, HEADER, Recording, Shelf
+from webrtc_duplex.errors import RequestError
+from webrtc_duplex.server.recording import FRAME_BYTES, HEADER, Recording, Shelf, require_folder
 
 
 def frame(value: int) -> Pcm:
@@ -109,3 +112,32 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path) -> None
         recording.event({"type": "one"})
         recording.finish()
     assert recording.full
+
+
+@pytest.fixture
+def little_room() -> Iterator[None]:
+    """No file of this process may grow beyond some frames, and half of another one."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (HEADER.size + 20 * FRAME_BYTES + FRAME_BYTES // 2, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("frames", [15, 21, 22, 23, 24, 50])
+def test_a_disk_that_fills_up_leaves_what_was_written_and_stops_nobody(
+    shelf: Shelf, little_room: None, frames: int
+) -> None:
+    with shelf.recording("rtc_a") as recording:
+        for position in range(frames):
+            recording.hear(position, frame(1))
+            recording.event({"type": "response.done", "word": 20_000 * "x"})
+    written = read(shelf.folder / "rtc_a.wav")
+    assert len(written) <= 20 and (written[:, 0] == 1).all()
+
+
+def test_a_folder_that_cannot_be_one_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="recordings: .*file/folder cannot be written"):
+        require_folder(tmp_path / "file" / "folder")
+    require_folder(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []

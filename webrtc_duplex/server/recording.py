@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import struct
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from webrtc_duplex.audio import FRAME_SAMPLES, SAMPLE_RATE, Pcm
+from webrtc_duplex.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,16 @@ FRAMES_A_SECOND = 13
 
 LATEST = 2
 """How many frames a half of a frame may come after its other half before silence stands in for it."""
+
+
+def require_folder(folder: Path) -> None:
+    """Make the directory of recordings. Raises RequestError if none can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RequestError(f"recordings: {folder} cannot be written: {error.strerror}", param="recordings") from error
 
 
 class Shelf:
@@ -69,7 +81,7 @@ class Shelf:
             self._look()
             recording = Recording(wav, events, self)
             yield recording
-            recording.finish()
+            recording.finish()  # which also closes both, as that writes too
 
 
 class Recording:
@@ -104,11 +116,14 @@ class Recording:
                 self._events.write(line)
 
     def finish(self) -> None:
-        """Write what is still half-filled, and the final header."""
+        """Write what is still half-filled, and the final header; close both files."""
         with self._ends_where_it_fails():
             if self._frames:
                 self._write_up_to(max(self._frames))
             self._write_header()
+        for file in (self._wav, self._events):
+            with self._ends_where_it_fails():
+                file.close()
 
     @contextmanager
     def _ends_where_it_fails(self) -> Iterator[None]:
