@@ -15,6 +15,7 @@ from webrtc_duplex.audio import SoundRing
 from webrtc_duplex.errors import DuplexError
 from webrtc_duplex.launch.port import require_port
 from webrtc_duplex.media import opus
+from webrtc_duplex.server.recording import require_folder
 from webrtc_duplex.settings import Settings
 
 ROWS_PER_CORE = 70
@@ -143,13 +144,12 @@ def _recordings(wanted: Settings) -> Iterator[Finding]:
     if folder is None:
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free >> 20
-    except OSError as error:
-        yield Finding("recordings", f"{folder}: {error.strerror}", "choose another --recordings directory")
+        require_folder(folder)
+    except DuplexError as error:
+        yield Finding("recordings", error.message, "choose another --recordings directory")
         return
-    quota = wanted.server.recordings_quota_mb
-    advice = None if free >= quota and os.access(folder, os.W_OK) else "make room or lower --recordings-quota-mb"
+    free, quota = shutil.disk_usage(folder).free >> 20, wanted.server.recordings_quota_mb
+    advice = None if free >= quota else "make room or lower --recordings-quota-mb"
     yield Finding("recordings", f"{folder} has {free} MiB free for {quota} MB", advice)
 
 

@@ -66,6 +66,12 @@ async def test_the_page_may_be_another_folder(tmp_path: Path) -> None:
         assert "mine" in await (await http.get("/")).text()
 
 
+def test_a_folder_without_a_page_is_refused(tmp_path: Path) -> None:
+    settings = Settings(server=ServerSettings(static=tmp_path))
+    with pytest.raises(RequestError, match="static: there is no index.html in"):
+        make_app(settings, EngineClient(Path("no-engine.sock")))
+
+
 async def test_a_wrong_method_is_told_the_right_ones(http: Http) -> None:
     answer = await http.put("/v1/realtime/calls")
     assert answer.status == 405

@@ -60,6 +60,14 @@ def test_a_key_file_with_a_plain_key_is_refused_without_quoting_it(tmp_path: Pat
     assert "my-plain-key" not in refusal.value.message
 
 
+@pytest.mark.parametrize("content", [b"", b"# none yet\n", b"\xff\xfe\x00", bytes(100)])
+def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    with pytest.raises(RequestError, match="the key file"):
+        Keys.read(AccessSettings(api_key_file=file))
+
+
 def test_every_comparison_of_secrets_takes_constant_time() -> None:
     for method in (Keys.owner_of, Door.require_owner):
         assert "hmac.compare_digest" in inspect.getsource(method)

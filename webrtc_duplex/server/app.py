@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
 
 from webrtc_duplex import logs
+from webrtc_duplex.errors import RequestError
 from webrtc_duplex.server import aliases, streams
 from webrtc_duplex.server.auth import Door
 from webrtc_duplex.server.engines import Engine
@@ -22,6 +23,7 @@ from webrtc_duplex.server.metrics import CONTENT_TYPE, Metrics
 from webrtc_duplex.server.openapi import document
 from webrtc_duplex.server.places import CALL_ID, Places
 from webrtc_duplex.server.reading import JSON_BYTES
+from webrtc_duplex.server.recording import require_folder
 from webrtc_duplex.server.session import Calls
 from webrtc_duplex.server.signaling import SECRET_HEADER, Desk
 from webrtc_duplex.server.workers import Workers
@@ -32,6 +34,7 @@ PAGE = web.AppKey("page", Path)
 WORKERS = web.AppKey("workers", Workers)
 """Where media workers carry the calls; absent where this process does."""
 
+START_PAGE = "index.html"
 PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (
@@ -49,7 +52,12 @@ PREFLIGHT_LASTS_S = 600
 
 
 def make_app(settings: Settings, engine: Engine) -> web.Application:
-    """The whole application around an engine that the caller of this has opened (or not yet)."""
+    """The whole application around an engine that the caller of this has opened (or not yet).
+
+    Raises RequestError for files and directories of the settings that are not what they should be.
+    """
+    if settings.server.recordings is not None:
+        require_folder(settings.server.recordings)
     app = web.Application(middlewares=[answer_errors, answer_preflights], client_max_size=JSON_BYTES)
     shared_key = settings.server.signing_key
     signing_key = shared_key.encode() if shared_key is not None else secrets.token_bytes(32)
@@ -172,15 +180,21 @@ async def openapi(_: web.Request) -> web.Response:
 
 
 def find_page(settings: ServerSettings) -> Path:
-    """The folder of the page: the one in the settings, in the installed package, or in the checkout."""
+    """The folder of the page: the one in the settings, in the installed package, or in the checkout.
+
+    Raises RequestError where the settings name one that holds no page.
+    """
+    if settings.static is not None:
+        if not (settings.static / START_PAGE).is_file():
+            raise RequestError(f"static: there is no {START_PAGE} in {settings.static}", param="static")
+        return settings.static
     package = Path(__file__).resolve().parent.parent
-    folders = [settings.static] if settings.static else [package / "static", package.parent / "static"]
-    return next((folder for folder in folders if folder.is_dir()), folders[-1])
+    return next(folder for folder in (package / "static", package.parent / "static") if folder.is_dir())
 
 
 async def page(request: web.Request) -> web.FileResponse:
     """A file of the page; the start page at `/`."""
-    return _file(request, request.match_info.get("name", "index.html"))
+    return _file(request, request.match_info.get("name", START_PAGE))
 
 
 async def operator_page(request: web.Request) -> web.FileResponse:

@@ -63,7 +63,7 @@ class Keys:
 
     @classmethod
     def read(cls, settings: AccessSettings) -> "Keys":
-        """Those of the settings and of their file. Raises RequestError for a file that cannot be read."""
+        """Those of the settings and of their file. Raises RequestError for a file that holds none, or anything else."""
         plain = [digest(key) for key in settings.api_keys]
         return cls([*plain, *(_read_digests(settings.api_key_file) if settings.api_key_file else [])])
 
@@ -87,11 +87,15 @@ def _read_digests(path: Path) -> list[bytes]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise RequestError(f"the key file {path} cannot be read: {error.strerror}", param="api_key_file") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the key file {path} is no text", param="api_key_file") from error
     words = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if bad := [word for word in words if not re.fullmatch(r"[0-9a-f]{64}", word)]:
         raise RequestError(
             f"the key file {path} holds {len(bad)} lines that begin with no SHA-256", param="api_key_file"
         )
+    if not words:
+        raise RequestError(f"the key file {path} holds no key, so nobody could call", param="api_key_file")
     return [bytes.fromhex(word) for word in words]
 
 
