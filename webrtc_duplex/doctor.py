@@ -166,8 +166,9 @@ def _model(wanted: Settings) -> Iterator[Finding]:
         yield Finding("model", error.message, "choose another --model or --device")
         return
     wanted_rows = engine.rows or 1
+    found = f"memory for {rows} rows; how many are stepped in time, `serve` measures when it starts"
     advice = None if rows >= wanted_rows else f"{wanted_rows} rows do not fit: lower --rows"
-    yield Finding("model", f"{engine.model} on {engine.devices[0]}: memory for {rows} rows", advice)
+    yield Finding("model", f"{engine.model} on {engine.devices[0]}: {found}", advice)
 
 
 CHECKS: tuple[Check, ...] = (
