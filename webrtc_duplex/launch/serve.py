@@ -23,7 +23,7 @@ from webrtc_duplex.launch.supervision import (
     supervise_all,
     until_accepted,
 )
-from webrtc_duplex.server.app import DESK, WORKERS, PathLogger, make_app
+from webrtc_duplex.server.app import CROWD, DESK, WORKERS, PathLogger, make_app
 from webrtc_duplex.server.engines import Engines, join
 from webrtc_duplex.server.tls import make_tls
 from webrtc_duplex.settings import ServerSettings, Settings
@@ -85,13 +85,15 @@ async def _http(app: web.Application, settings: ServerSettings, tls: ssl.SSLCont
     """The HTTP server while the block lasts; leaving it ends all calls."""
     runner = web.AppRunner(app, access_log_class=PathLogger, shutdown_timeout=FAREWELL_S, keepalive_timeout=REQUEST_S)
     await runner.setup()
+    assert runner.server is not None, "it is set up"
     keep_what_is_loaded()
     try:
         with naming_port(settings.host, settings.port):
             await web.TCPSite(runner, settings.host, settings.port, ssl_context=tls, backlog=BACKLOG).start()
         for address in runner.addresses:
             logger.info("listening on %s://%s:%d", "https" if tls else "http", address[0], address[1])
-        yield
+        async with _running(app[CROWD].keep(runner.server)):
+            yield
     finally:
         await runner.cleanup()
 

@@ -16,6 +16,7 @@ from webrtc_duplex import logs
 from webrtc_duplex.errors import RequestError
 from webrtc_duplex.server import aliases, streams
 from webrtc_duplex.server.auth import Door
+from webrtc_duplex.server.crowd import Crowd
 from webrtc_duplex.server.engines import Engine
 from webrtc_duplex.server.failures import ENGINE, METRICS, Handler, answer_errors
 from webrtc_duplex.server.ice import IceServers
@@ -30,6 +31,7 @@ from webrtc_duplex.server.workers import Workers
 from webrtc_duplex.settings import ServerSettings, Settings
 
 DESK = web.AppKey("desk", Desk)
+CROWD = web.AppKey("crowd", Crowd)
 PAGE = web.AppKey("page", Path)
 WORKERS = web.AppKey("workers", Workers)
 """Where media workers carry the calls; absent where this process does."""
@@ -58,7 +60,9 @@ def make_app(settings: Settings, engine: Engine) -> web.Application:
     """
     if settings.server.recordings is not None:
         require_folder(settings.server.recordings)
-    app = web.Application(middlewares=[answer_errors, answer_preflights], client_max_size=JSON_BYTES)
+    crowd = Crowd()
+    app = web.Application(middlewares=[crowd.note, answer_errors, answer_preflights], client_max_size=JSON_BYTES)
+    app[CROWD] = crowd
     shared_key = settings.server.signing_key
     signing_key = shared_key.encode() if shared_key is not None else secrets.token_bytes(32)
     door = Door(settings.access, signing_key, time.monotonic, time.time)
