@@ -25,10 +25,10 @@ HOMES = {
     "aiohttp": {"server", "client", "bridge", "cluster", "launch"},
     "aioice": {"server", "client"},
     "aiortc": {"server", "client"},
-    "asyncio": {"server", "client", "bridge", "cluster", "launch", "__main__"},
+    "asyncio": {"server", "client", "bridge", "cluster", "launch", "commands"},
     "ray": {"cluster"},
     "torch": {"model"},
-    "uvloop": {"server", "client", "bridge", "cluster", "launch", "__main__"},
+    "uvloop": {"server", "client", "bridge", "cluster", "launch", "commands"},
 }
 
 # Rooms and files whose time comes in as an argument.
