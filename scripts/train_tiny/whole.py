@@ -6,7 +6,7 @@ what is saved. `tests/test_train_tiny_whole.py` holds both equal. Shapes: B dial
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -26,12 +26,25 @@ MAX_PERIOD = 10_000.0
 
 def seanet_encode(w: Weights, pcm: Tensor) -> Tensor:
     """pcm [B, 1, 960 T] -> [B, D, T] at 25 Hz."""
-    x = _conv(w, "encoder.model.0.conv.conv", pcm, 1)
-    for stage, stride in enumerate(STRIDES):
+    return seanet_finish(w, seanet_begin(w, pcm))
+
+
+def seanet_begin(w: Weights, pcm: Tensor) -> Tensor:
+    """pcm [B, 1, 960 T] -> [B, D / 2, 48 T], half way down at 1200 Hz."""
+    return _down(w, _conv(w, "encoder.model.0.conv.conv", pcm, 1), range(2))
+
+
+def seanet_finish(w: Weights, x: Tensor) -> Tensor:
+    """From half way down to [B, D, T] at 25 Hz."""
+    return _conv(w, "encoder.model.14.conv.conv", F.elu(_down(w, x, range(2, 4))), 1)
+
+
+def _down(w: Weights, x: Tensor, stages: Iterable[int]) -> Tensor:
+    for stage in stages:
         index = 1 + 3 * stage
         x = _residual(w, f"encoder.model.{index}", x)
-        x = _conv(w, f"encoder.model.{index + 2}.conv.conv", F.elu(x), stride)
-    return _conv(w, "encoder.model.14.conv.conv", F.elu(x), 1)
+        x = _conv(w, f"encoder.model.{index + 2}.conv.conv", F.elu(x), STRIDES[stage])
+    return x
 
 
 def seanet_decode(w: Weights, x: Tensor) -> Tensor:
@@ -81,7 +94,20 @@ def _codec_layer(w: Weights, name: str, x: Tensor, attend: Attend) -> Tensor:
 
 def _conv(w: Weights, name: str, x: Tensor, stride: int) -> Tensor:
     weight = w[f"{name}.weight"]
-    return F.conv1d(F.pad(x, (weight.shape[2] - stride, 0)), weight, w[f"{name}.bias"], stride)
+    if stride > 1:
+        return _strided(x, weight, w[f"{name}.bias"], stride)
+    return F.conv1d(F.pad(x, (weight.shape[2] - 1, 0)), weight, w[f"{name}.bias"])
+
+
+def _strided(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+    """A convolution whose kernel is two strides long, as one product over each block and the one before it.
+
+    PyTorch's own is wrong in bfloat16 for some shapes (2.13.0, AMX: 16 to 32 channels, kernel 8, stride 4).
+    """
+    batch, channels, length = x.shape
+    blocks = x.view(batch, channels, length // stride, stride).transpose(1, 2)  # [B, T, C, stride]
+    both = torch.cat([F.pad(blocks, (0, 0, 0, 0, 1, 0))[:, :-1], blocks], 3)
+    return F.linear(both.flatten(2), weight.flatten(1), bias).transpose(1, 2)
 
 
 def _conv_transposed(w: Weights, name: str, x: Tensor, stride: int) -> Tensor:
