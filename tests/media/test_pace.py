@@ -9,7 +9,8 @@ from webrtc_duplex.media.pace import Pace
 def note(pace: Pace, delays_s: list[float], begin: float = 0.0) -> None:
     """A frame a tick."""
     for n, delay_s in enumerate(delays_s):
-        pace.note(begin + n * FRAME_S, begin + n * FRAME_S + delay_s)
+        tick_at = begin + n * FRAME_S
+        pace.note(tick_at, tick_at + delay_s - 0.001, tick_at + delay_s)
 
 
 def test_before_anything_has_come_a_frame_waits_for_nothing() -> None:
@@ -33,3 +34,10 @@ def test_who_calls_after_a_quiet_hour_does_not_wait_for_what_was_slow_before_it(
     note(pace, [0.06] * 256)
     note(pace, [0.03], begin=3600.0)
     assert pace.usual_s == pytest.approx(0.03)
+
+
+def test_frames_do_not_wait_for_what_held_up_this_process_itself() -> None:
+    pace = Pace()
+    for n in range(256):
+        pace.note(n * FRAME_S, n * FRAME_S + 0.02, n * FRAME_S + (0.06 if n % 10 == 0 else 0.021))
+    assert pace.usual_s == pytest.approx(0.025)

@@ -361,7 +361,7 @@ class _Engine(asyncio.Protocol):
     def _deliver(self, step: Stepped) -> None:
         """Hand each call what its row said."""
         if step.outputs:
-            self._pace.note(step.tick_at, self._clock())
+            self._pace.note(step.tick_at, step.tick_at + step.late_s + step.step_s, self._clock())
         steady_at = step.tick_at + self._pace.usual_s
         for output in step.outputs:
             stream = self._streams.get(Lease(output.row, output.epoch))
