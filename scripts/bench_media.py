@@ -1,84 +1,113 @@
 #!/usr/bin/env python3
 """What the media plane costs and how late it is, beside plain aiortc, in one run on one machine.
 
-    scripts/bench_media.py                  # everything, about four minutes
+    scripts/bench_media.py                  # everything, about five minutes
     scripts/bench_media.py --quick          # 16 callers, half a minute
+    scripts/bench_media.py --peers 16 32    # only so many callers, no faults
+    scripts/bench_media.py --faults loss5   # only this fault
     scripts/bench_media.py --realtime       # on a machine that does other things as well
     scripts/bench_media.py --json OUT
 
 Two echo servers take turns: ours (`webrtc-duplex serve --model echo`), and one that does the same in the way of
-aiortc's own examples: track, resampler, 80 ms frames, an 80 ms tick, a track of 20 ms frames. Callers are real peers in
-processes of their own. They send a continuous stream of Opus as a browser does, with a chirp in it each second, and
-note by the kernel's clock when each packet leaves and comes. Faults are put on what they send, by `tests/relay.py`.
+aiortc's own examples: track, resampler, 80 ms frames, an 80 ms tick, a track of 20 ms frames. Each round has a server
+of its own, so that no round hears of the one before. Past 16 callers, where one plain process is full and begins to
+lose sound, both have two processes (ours `--media-workers 2`), on a core each.
 
-- CPU: user and system time of the server process alone (ours has an engine beside it, printed apart) per caller and
-  second of sound, both ways.
+Callers are real peers in processes of their own, on the other core; as they are to leave the machine to the servers,
+their RTP goes past aiortc (`Inlet`, `Outlet`). They send a continuous stream of Opus as a browser does, a hum with a
+chirp in it each second, and note by the kernel's clock when each packet comes. Faults are put on what they send, by
+`tests/relay.py`.
+
+- CPU: user and system time of all processes of the server (ours has an engine beside them, printed apart) per second of
+  sound that a caller really heard back. `back` is how much that was: a server that loses sound is not cheap for that.
 - Mouth to ear: from when a chirp is spoken until it could be heard, without a jitter buffer at the ear; with the 20 ms
-  that a packet takes to fill.
+  that a packet takes to fill. After a lost packet, also how much later it has become than before it, call by call.
 - Pacing: how far the time between two packets of the server's is from 20 ms.
+- Concealed: the share of what our model heard that the jitter buffer had to make up, by our `/metrics`.
 
 Milliseconds depend on the machine and on what else it does. The ratio of the two servers in one round decides, and is
-read beside `probe`: the CPU time that a fixed loop on the server's core took meanwhile, against its best of all rounds.
+read beside `probe`: the CPU time that a fixed loop on the server's core took meanwhile, against its best of all rounds;
+and beside `callers late`: by how much the callers missed their own schedule (p99), which is delay that no server made.
 """
 
 import argparse
 import asyncio
 import fcntl
+import gc
 import json
+import math
 import multiprocessing
 import os
 import struct
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from functools import partial
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import av
 import numpy as np
+import uvloop
 from aiohttp import web
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from aiortc.rtp import RtpPacket
 from numpy.typing import NDArray
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.stress_peers import await_ready, children_of, cpu_seconds, free_port  # noqa: E402
+from scripts.stress_peers import await_ready, children_of, cpu_seconds, free_port, kind_of  # noqa: E402
 from tests.relay import Link, Network  # noqa: E402
 from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, FRAME_S, FRAME_SAMPLES, SAMPLE_RATE, Pcm  # noqa: E402
 from webrtc_duplex.client.call import DECODER_QUEUE, JITTER_BUFFER  # noqa: E402
-from webrtc_duplex.media.jitter import signed  # noqa: E402
+from webrtc_duplex.media.jitter import Packet, signed  # noqa: E402
 from webrtc_duplex.media.opus import RTP_CLOCK, Decoder, Encoder  # noqa: E402
-
-if TYPE_CHECKING:
-    from av.stream import Stream
+from webrtc_duplex.server.transport import Inlet, Outlet, SilentTrack  # noqa: E402
 
 TICKS = round(CHUNK_S * RTP_CLOCK)
 CHIRP_EVERY_S = 1.0
 SETTLE_S = 3.0
 """After all callers are in, and until what is measured counts."""
-ONE_LOST_AT_S = 1.0
-CALLERS_A_PROCESS = 32
+LOST_AT_S = 3.0
+"""So long after that a packet is lost, where one is; what is said within a second of it is not looked at."""
+FULL_PROCESS = 16
+"""Callers that a process of plain aiortc is given; one stops near 25."""
+FAULTY_CALLERS = 8
 PATIENCE_S = 60.0
 SIOCGSTAMPNS = 0x8907  # asm-generic/sockios.h: when the packet read last came to this machine
 PROBE_LOOPS = 60_000
+SOUND_RMS = 40.0  # -58 dB of full scale: what callers say is louder throughout, what a server puts in its place is not
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a caller."""
+
+    network: Network = Network()
+    fec: bool = True
+    loses_one: bool = False
+
 
 FAULTS = {
-    "clean": Network(),
-    "loss1": Network(loss=0.01),
-    "loss5": Network(loss=0.05),
-    "jitter30": Network(jitter_s=0.03),
-    "one_lost": Network(),
+    "clean": Fault(),
+    "loss1": Fault(Network(loss=0.01)),
+    "loss5": Fault(Network(loss=0.05)),
+    "loss5_no_fec": Fault(Network(loss=0.05), fec=False),
+    "jitter30": Fault(Network(jitter_s=0.03)),
+    "one_lost": Fault(loses_one=True),
 }
 
 
@@ -91,14 +120,23 @@ def chirp() -> NDArray[np.float64]:
     return np.sin(2 * np.pi * (300 * t + (2700 / 0.1) * t * t / 2)) * np.hanning(len(t))
 
 
-def speech() -> list[bytes]:
+def hum(seconds: int) -> NDArray[np.float64]:
+    """Syllables of a gliding voice over a little noise; each second is like the others, and none of it is silent."""
+    t = np.arange(seconds * SAMPLE_RATE) / SAMPLE_RATE
+    phase = 2 * np.pi * np.cumsum(140 + 30 * np.sin(2 * np.pi * t)) / SAMPLE_RATE
+    voice = np.sum([np.sin(k * phase) / k for k in range(1, 8)], axis=0) * np.abs(np.sin(2.5 * np.pi * t))
+    return np.asarray(np.random.default_rng(0).normal(0, 60, len(t)) + 2000 * voice)
+
+
+def speech(fec: bool) -> list[bytes]:
     """One second that is said over and over, as a browser codes it; the chirp is in its middle."""
-    pcm = np.random.default_rng(0).normal(0, 180, 3 * SAMPLE_RATE)
+    pcm = hum(3)
     for second in range(3):
         at = second * SAMPLE_RATE + SAMPLE_RATE // 2
         pcm[at : at + SAMPLE_RATE // 10] += 9000 * chirp()
     encoder = Encoder()
-    encoder.set_loss(0.05)  # a browser sends FEC
+    if fec:
+        encoder.set_loss(0.05)
     return [encoder.encode(chunk) for chunk in pcm.astype(np.int16).reshape(-1, CHUNK_SAMPLES)][50:100]
 
 
@@ -116,30 +154,6 @@ def find_chirps(pcm: Pcm) -> NDArray[np.float64]:
 # ---- one caller
 
 
-class Voice(MediaStreamTrack):
-    """20 ms packets of Opus on an absolute schedule, round and round."""
-
-    kind = "audio"
-
-    def __init__(self, payloads: list[bytes], phase_s: float) -> None:
-        super().__init__()
-        self.began = 0.0
-        self._payloads = payloads
-        self._phase_s = phase_s
-        self._count = 0
-
-    async def recv(self) -> "av.Packet[Stream]":
-        if self.readyState != "live":
-            raise MediaStreamError
-        if not self._count:
-            self.began = time.time() + self._phase_s
-        await asyncio.sleep(self.began + self._count * CHUNK_S - time.time())
-        packet: av.Packet[Stream] = av.Packet(self._payloads[self._count % len(self._payloads)])
-        packet.pts, packet.time_base = self._count * TICKS, Fraction(1, RTP_CLOCK)
-        self._count += 1
-        return packet
-
-
 @dataclass(frozen=True, slots=True)
 class Came:
     """A packet of the server's."""
@@ -155,10 +169,45 @@ class Outcome:
 
     fault: str
     delays_s: list[float] = field(default_factory=list)
+    before_s: list[float] = field(default_factory=list)
+    """Delays until a packet was lost, where one was; `delays_s` are those after that."""
     chirps: int = 0
     gaps_s: list[float] = field(default_factory=list)
     """Between packets that follow each other in RTP time."""
+    late_s: list[float] = field(default_factory=list)
+    """How long after its time each packet of the caller's own left."""
+    back: float = 0.0
+    """The share of the time in which it heard sound."""
     error: str | None = None
+
+
+class Wire:
+    """A socket of a caller's whose RTP meets a fault on its way out; all else passes."""
+
+    def __init__(self, socket: asyncio.DatagramTransport, link: Link) -> None:
+        self.drop_next = False
+        self._socket = socket
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def sendto(self, data: bytes, address: tuple[str, int]) -> None:
+        if not _is_rtp(data):
+            self._socket.sendto(data, address)
+            return
+        dropped, self.drop_next = self.drop_next, False
+        now = self._loop.time()
+        for arrival in () if dropped else self._link.carry(len(data), now, 0.0):
+            if arrival <= now:
+                self._socket.sendto(data, address)
+            else:
+                self._loop.call_at(arrival, self._send_late, data, address)
+
+    def _send_late(self, data: bytes, address: tuple[str, int]) -> None:
+        if not self._socket.is_closing():
+            self._socket.sendto(data, address)
 
 
 class Caller:
@@ -167,19 +216,24 @@ class Caller:
     def __init__(self, payloads: list[bytes], fault: str, seed: int) -> None:
         random = Random(seed)
         self.outcome = Outcome(fault)
-        self._voice = Voice(payloads, random.uniform(0, FRAME_S))
-        self._link = Link(FAULTS[fault], random)
-        self._arrivals: dict[int, float] = {}  # by sequence number
-        self._came: list[tuple[int, Came]] = []
+        self._payloads = payloads
+        self._phase_s = random.uniform(0, FRAME_S)
+        self._link = Link(FAULTS[fault].network, random)
+        self._began = 0.0
+        self._lost_at: float | None = None
+        self._late_s: list[float] = []  # of each packet said
+        self._arrived = 0.0  # when the datagram that is being read came
+        self._came: list[Came] = []
         self._pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._connected = asyncio.Event()
         self._pc.on("connectionstatechange", self._follow_state)
-        self._drop_next = False
+        self._wires: list[Wire] = []
+        self._speaking: asyncio.Task[None] | None = None
 
     async def call(self, http: aiohttp.ClientSession, url: str) -> None:
-        transceiver = self._pc.addTransceiver(self._voice)
-        setattr(transceiver.receiver, JITTER_BUFFER, self)
-        getattr(transceiver.receiver, DECODER_QUEUE).put(None)
+        audio = self._pc.addTransceiver(SilentTrack())
+        setattr(audio.receiver, JITTER_BUFFER, self)
+        getattr(audio.receiver, DECODER_QUEUE).put(None)
         await self._pc.setLocalDescription(await self._pc.createOffer())
         offer = self._pc.localDescription.sdp.encode()
         async with http.post(
@@ -190,91 +244,118 @@ class Caller:
         await self._pc.setRemoteDescription(RTCSessionDescription(answer, "answer"))
         async with asyncio.timeout(PATIENCE_S):
             await self._connected.wait()
-        for protocol in transceiver.receiver.transport.transport._connection._protocols:
-            self._tap(protocol)
+        inlet = Inlet(audio, self._note, lambda: None)
+        for protocol in audio.receiver.transport.transport._connection._protocols:
+            self._tap(protocol, inlet)
+        self._speaking = asyncio.create_task(self._speak(Outlet(audio)))
 
     def lose_one(self) -> None:
         """Drop the next packet, if that is this caller's fault."""
-        self._drop_next = self.outcome.fault == "one_lost"
+        if FAULTS[self.outcome.fault].loses_one:
+            self._lost_at = time.time()
+            for wire in self._wires:
+                wire.drop_next = True
 
-    async def close(self, since: float) -> Outcome:
-        """Hang up, and work out what was met from `since` on."""
+    async def close(self) -> None:
+        """Hang up."""
+        if self._speaking is not None:
+            self._speaking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._speaking
         await self._pc.close()
-        self._measure(since)
+
+    def measure(self, since: float, until: float) -> Outcome:
+        """Work out what was met in this stretch of time."""
+        if not self._came:
+            self.outcome.error = "nothing was heard"
+            return self.outcome
+        self._measure_own(since, until)
+        self._measure_pacing([packet for packet in self._came if since <= packet.at < until])
+        heard, times = self._timeline()
+        self.outcome.back = share_of_sound(heard[(times >= since) & (times < until)], until - since)
+        self._measure_delays(find_chirps(heard), times, since, until)
         return self.outcome
 
     def add(self, packet: RtpPacket) -> tuple[bool, None]:
-        """Where aiortc keeps its jitter buffer."""
-        at = self._arrivals.pop(packet.sequence_number, time.time())
-        self._came.append((packet.sequence_number, Came(packet.timestamp, packet.payload, at)))
+        """Where aiortc keeps its jitter buffer: a stream's first packet comes through there."""
+        self._came.append(Came(packet.timestamp, packet.payload, time.time()))
         return False, None
+
+    async def _speak(self, outlet: Outlet) -> None:
+        """20 ms packets of Opus on an absolute schedule, round and round."""
+        self._began = time.time() + self._phase_s
+        while True:
+            count = len(self._late_s)
+            due = self._began + count * CHUNK_S
+            await asyncio.sleep(due - time.time())
+            outlet.send(self._payloads[count % len(self._payloads)], count * TICKS, not count)
+            self._late_s.append(time.time() - due)
+
+    def _note(self, packet: Packet) -> None:
+        self._came.append(Came(packet.timestamp, packet.payload, self._arrived))
 
     def _follow_state(self) -> None:
         if self._pc.connectionState in ("connected", "failed", "closed"):
             self._connected.set()
 
-    def _tap(self, protocol: Any) -> None:
-        """Note when RTP comes in on this socket, and let the fault have what goes out."""
-        send, receive, transport = protocol.send_data, protocol.datagram_received, protocol.transport
-        number = transport.get_extra_info("socket").fileno()
-        loop = asyncio.get_running_loop()
+    def _tap(self, protocol: Any, inlet: Inlet) -> None:
+        """Take RTP off this socket and note when it came, and let the fault have what goes out."""
+        number = protocol.transport.get_extra_info("socket").fileno()
+        otherwise = protocol.datagram_received
 
         def received(data: bytes, address: tuple[str, int]) -> None:
-            if _is_rtp(data):
-                self._arrivals[int.from_bytes(data[2:4], "big")] = _arrived_at(number)
-            receive(data, address)
+            self._arrived = _arrived_at(number)
+            if not inlet.take(data):
+                otherwise(data, address)
 
-        async def send_data(data: bytes, address: tuple[str, int]) -> None:
-            if not _is_rtp(data):
-                await send(data, address)
-                return
-            if self._drop_next:
-                self._drop_next = False
-                return
-            now = loop.time()
-            for arrival in self._link.carry(len(data), now, 0.0):
-                if arrival <= now:
-                    await send(data, address)
-                else:
-                    loop.call_at(arrival, _send_if_open, transport, data, address)
+        protocol.datagram_received = received
+        protocol.transport = Wire(protocol.transport, self._link)
+        self._wires.append(protocol.transport)
 
-        protocol.send_data, protocol.datagram_received = send_data, received
+    def _measure_own(self, since: float, until: float) -> None:
+        first, end = (math.ceil((at - self._began) / CHUNK_S) for at in (since, until))
+        self.outcome.late_s = self._late_s[max(0, first) : end]
 
-    def _measure(self, since: float) -> None:
-        came = [packet for _, packet in self._came]
-        if not came:
-            self.outcome.error = "nothing was heard"
-            return
-        self._measure_pacing([packet for packet in came if packet.at >= since])
-        first = came[0].timestamp
-        places = [signed(packet.timestamp - first, 32) * SAMPLE_RATE // RTP_CLOCK for packet in came]
+    def _timeline(self) -> tuple[Pcm, NDArray[np.float64]]:
+        """All that was heard in its place, and when each sample could be; not a number where nothing came."""
+        first = self._came[0].timestamp
+        places = [signed(packet.timestamp - first, 32) * SAMPLE_RATE // RTP_CLOCK for packet in self._came]
         heard = np.zeros(max(places) + CHUNK_SAMPLES, np.int16)
         times = np.full(len(heard), np.nan)
         decoder = Decoder()
-        for place, packet in zip(places, came, strict=True):
+        for place, packet in zip(places, self._came, strict=True):
             pcm = decoder.decode(packet.payload)
             if pcm is not None and place >= 0:
                 pcm = pcm[: len(heard) - place]
                 heard[place : place + len(pcm)] = pcm
                 times[place : place + len(pcm)] = packet.at + np.arange(len(pcm)) / SAMPLE_RATE
-        self._measure_delay(find_chirps(heard), times, since)
+        return heard, times
 
     def _measure_pacing(self, came: list[Came]) -> None:
-        for before, after in zip(came, came[1:], strict=False):
+        for before, after in pairwise(came):
             if signed(after.timestamp - before.timestamp, 32) == TICKS:
                 self.outcome.gaps_s.append(after.at - before.at)
 
-    def _measure_delay(self, likeness: NDArray[np.float64], times: NDArray[np.float64], since: float) -> None:
-        said = self._voice.began - CHUNK_S + CHIRP_EVERY_S / 2
-        while said < since:
-            said += CHIRP_EVERY_S
-        end = np.nanmax(times) - CHIRP_EVERY_S
-        while said < end:
+    def _measure_delays(
+        self, likeness: NDArray[np.float64], times: NDArray[np.float64], since: float, until: float
+    ) -> None:
+        first = self._began - CHUNK_S + CHIRP_EVERY_S / 2
+        first += CHIRP_EVERY_S * max(0, math.ceil((since - first) / CHIRP_EVERY_S))
+        for said in np.arange(first, until - CHIRP_EVERY_S, CHIRP_EVERY_S).tolist():
+            if self._lost_at is not None and abs(said - self._lost_at) < CHIRP_EVERY_S:
+                continue
             here = np.flatnonzero((times >= said) & (times < said + 0.95 * CHIRP_EVERY_S))
             self.outcome.chirps += 1
             if here.size and likeness[here].max() > 0.5:
-                self.outcome.delays_s.append(float(times[here[np.argmax(likeness[here])]] - said))
-            said += CHIRP_EVERY_S
+                delay = float(times[here[np.argmax(likeness[here])]] - said)
+                before = self._lost_at is not None and said < self._lost_at
+                (self.outcome.before_s if before else self.outcome.delays_s).append(delay)
+
+
+def share_of_sound(heard: Pcm, seconds: float) -> float:
+    """How much of so many seconds is neither missing nor silent."""
+    chunks = heard[: len(heard) // CHUNK_SAMPLES * CHUNK_SAMPLES].reshape(-1, CHUNK_SAMPLES).astype(np.float64)
+    return float(np.sum(np.mean(chunks**2, axis=1) > SOUND_RMS**2)) * CHUNK_S / seconds
 
 
 def _is_rtp(data: bytes) -> bool:
@@ -290,11 +371,6 @@ def _arrived_at(number: int) -> float:
     return float(seconds + nanoseconds * 1e-9)
 
 
-def _send_if_open(transport: asyncio.DatagramTransport, data: bytes, address: tuple[str, int]) -> None:
-    if not transport.is_closing():
-        transport.sendto(data, address)
-
-
 # ---- a process of callers
 
 
@@ -305,33 +381,36 @@ class Load:
     url: str
     faults: list[str]
     seed: int
-    core: int | None
+    core: int
 
 
 def callers_in_process(load: Load, pipe: Connection) -> None:
     _pin(load.core)
-    pipe.send(asyncio.run(_callers(load, pipe)))
+    pipe.send(uvloop.run(_callers(load, pipe)))
 
 
 async def _callers(load: Load, pipe: Connection) -> list[Outcome]:
-    payloads = speech()
-    callers = [Caller(payloads, fault, load.seed + n) for n, fault in enumerate(load.faults)]
+    payloads = {fec: speech(fec) for fec in {FAULTS[fault].fec for fault in load.faults}}
+    callers = [Caller(payloads[FAULTS[fault].fec], fault, load.seed + n) for n, fault in enumerate(load.faults)]
     async with aiohttp.ClientSession() as http:
         for caller in callers:
             await caller.call(http, load.url)
+    gc.collect()
+    gc.freeze()  # a look at all that takes longer than two packets
     pipe.send("in")
-    await asyncio.to_thread(pipe.recv)  # all the others are in as well
-    await asyncio.sleep(ONE_LOST_AT_S)
+    since: float = await asyncio.to_thread(pipe.recv)
+    await asyncio.sleep(since + LOST_AT_S - time.time())
     for caller in callers:
         caller.lose_one()
-    since: float = await asyncio.to_thread(pipe.recv)
     await asyncio.to_thread(pipe.recv)
-    return [await caller.close(since) for caller in callers]
+    until = time.time()
+    for caller in callers:
+        await caller.close()
+    return [caller.measure(since, until) for caller in callers]
 
 
-def _pin(core: int | None) -> None:
-    if core is not None:
-        os.sched_setaffinity(0, {core})
+def _pin(core: int) -> None:
+    os.sched_setaffinity(0, {core})
 
 
 # ---- plain aiortc
@@ -447,65 +526,105 @@ class Round:
 
     server: str
     peers: int
+    processes: int = 1
     cpu_ms: float = 0.0
-    """Of the server process, per caller and second."""
+    """Of the server's processes, per caller and second."""
     engine_ms: float = 0.0
+    back: float = 1.0
+    """The share of what was said that came back as sound."""
     memory_mb: float = 0.0
-    """Resident memory of the server process."""
+    """Resident memory of the server's processes."""
     probe: float = 1.0
     """How much longer than at its best a fixed loop took on the server's core."""
+    callers_late_ms: float = 0.0
+    """p99 of how long after their time the callers' packets left."""
+    concealed: float | None = None
+    """The share of what the model heard that was made up; of ours only."""
     delay_ms: dict[str, float] = field(default_factory=dict)
     """Mouth to ear: by fault, the median over callers of each one's median."""
+    added_ms: float | None = None
+    """How much later, after a lost packet, than before it; the median over callers who lost one."""
     heard: dict[str, float] = field(default_factory=dict)
     """Share of chirps that came through."""
     pacing_ms: tuple[float, float] = (0.0, 0.0)
     """p50 and p99 of |gap - 20 ms|."""
     errors: int = 0
 
+    @property
+    def cost_ms(self) -> float:
+        """CPU time for a second of sound that came back."""
+        return self.cpu_ms / max(self.back, 1e-9)
+
 
 @dataclass(frozen=True, slots=True)
-class Cores:
-    """Where servers and callers run; None: anywhere."""
-
-    server: int | None
-    callers: int | None
-
-
 class Server:
-    """A server in a process of its own."""
+    """A server on this machine; each of `urls` for its share of the callers."""
 
-    def __init__(self, name: str, url: str, pid: int) -> None:
-        self.name, self.url, self.pid = name, url, pid
+    name: str
+    urls: list[str]
+    pids: list[int]
+    """What answers callers: not the engine."""
+    engines: list[int]
 
     def cpu(self) -> tuple[float, float]:
-        """Seconds that the server and what it started have used."""
-        return cpu_seconds(self.pid), sum(cpu_seconds(child) for child in children_of(self.pid))
+        """Seconds that the server has used, and its engine."""
+        return sum(map(cpu_seconds, self.pids)), sum(map(cpu_seconds, self.engines))
 
     def memory_mb(self) -> float:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+        statuses = [Path(f"/proc/{pid}/status").read_text() for pid in self.pids]
+        return sum(int(status.partition("VmRSS:")[2].split()[0]) / 1024 for status in statuses)
+
+    def samples_heard(self) -> dict[str, float]:
+        """Towards the model so far, by origin; plain aiortc does not tell."""
+        if self.name != "ours":
+            return {}
+        with urllib.request.urlopen(f"{self.urls[0]}/metrics", timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+        return {s.labels["origin"]: s.value for s in samples if s.name == "webrtc_duplex_heard_samples_total"}
+
+
+def running(name: str, rows: int, processes: int) -> AbstractContextManager[Server]:
+    """Start a server, wait until it is ready, end it."""
+    return _plain(processes) if name == "plain" else _ours(rows, processes)
 
 
 @contextmanager
-def running(name: str, rows: int, core: int | None) -> Iterator[Server]:
-    """Start a server, wait until it is ready, end it."""
+def _plain(processes: int) -> Iterator[Server]:
+    with ExitStack() as stack:
+        ports = [free_port() for _ in range(processes)]
+        pids = [
+            stack.enter_context(_process([__file__, "--serve-plain", str(port)], port, core_of(n)))
+            for n, port in enumerate(ports)
+        ]
+        yield Server("plain", [f"http://127.0.0.1:{port}" for port in ports], pids, [])
+
+
+@contextmanager
+def _ours(rows: int, processes: int) -> Iterator[Server]:
     port = free_port()
-    ours = [sys.executable, "-m", "webrtc_duplex", "serve", "--model", "echo", "--port", str(port), "--rows", str(rows)]
-    ours += ["--media-workers", "1"]  # one process against one
-    plain = [sys.executable, __file__, "--serve-plain", str(port)]
+    command = ["-m", "webrtc_duplex", "serve", "--model", "echo", "--port", str(port), "--rows", str(rows)]
+    with _process([*command, "--media-workers", str(processes)], port, core_of(0)) as front:
+        children = {kind: [pid for pid in children_of(front) if kind_of(pid) == kind] for kind in ("server", "engine")}
+        for engine in children["engine"]:
+            os.sched_setaffinity(engine, os.sched_getaffinity(0))
+        for n, worker in enumerate(children["server"]):
+            os.sched_setaffinity(worker, {core_of(n)})
+        yield Server("ours", [f"http://127.0.0.1:{port}"] * processes, [front, *children["server"]], children["engine"])
+
+
+@contextmanager
+def _process(arguments: list[str], port: int, core: int) -> Iterator[int]:
     process = subprocess.Popen(
-        ours if name == "ours" else plain,
+        [sys.executable, *arguments],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: _pin(core),
+        preexec_fn=partial(_pin, core),
     )
     try:
-        url = f"http://127.0.0.1:{port}"
-        await_ready(url, process, PATIENCE_S)
-        for engine in children_of(process.pid):
-            os.sched_setaffinity(engine, os.sched_getaffinity(0))
-        yield Server(name, url, process.pid)
+        await_ready(f"http://127.0.0.1:{port}", process, PATIENCE_S)
+        yield process.pid
     finally:
         process.terminate()
         try:
@@ -515,19 +634,25 @@ def running(name: str, rows: int, core: int | None) -> Iterator[Server]:
             process.wait()
 
 
-def play_round(server: Server, faults: list[str], seconds: float, seed: int, cores: Cores) -> Round:
+def core_of(process: int) -> int:
+    """Where a server's process runs; its callers are on the next one."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed[process % len(allowed)]
+
+
+def play_round(server: Server, faults: list[str], seconds: float, seed: int) -> Round:
     """So many callers at once, each with its fault, for so many seconds; `probe` is still in seconds."""
-    result = Round(server.name, len(faults))
-    with callers(server.url, faults, seed, cores.callers) as pipes:
+    result = Round(server.name, len(faults), len(server.urls))
+    with callers(server.urls, faults, seed) as pipes:
         for pipe in pipes:
             _expect(pipe)
-        _tell(pipes, "all are in")
         time.sleep(SETTLE_S)
         _tell(pipes, time.time())
-        before, began = server.cpu(), time.monotonic()
-        result.probe = probe_until(began + seconds, cores.server)
+        heard, before, began = server.samples_heard(), server.cpu(), time.monotonic()
+        result.probe = probe_until(began + seconds, core_of(0))
         after, passed = server.cpu(), time.monotonic() - began
         result.memory_mb = server.memory_mb()
+        result.concealed = concealed(heard, server.samples_heard())
         _tell(pipes, "stop")
         outcomes = [outcome for pipe in pipes for outcome in _expect(pipe)]
     result.cpu_ms, result.engine_ms = (
@@ -537,14 +662,21 @@ def play_round(server: Server, faults: list[str], seconds: float, seed: int, cor
     return result
 
 
+def concealed(before: dict[str, float], after: dict[str, float]) -> float | None:
+    """The share of what was heard meanwhile that was made up."""
+    heard = {origin: after[origin] - before.get(origin, 0.0) for origin in after}
+    return heard["concealed"] / max(1.0, sum(heard.values())) if heard else None
+
+
 @contextmanager
-def callers(url: str, faults: list[str], seed: int, core: int | None) -> Iterator[list[Connection]]:
-    """Processes of callers; ended with the block."""
+def callers(urls: list[str], faults: list[str], seed: int) -> Iterator[list[Connection]]:
+    """A process of callers for each of the server's; ended with the block."""
     context = multiprocessing.get_context("spawn")
     processes, pipes = [], []
-    for begin in range(0, len(faults), CALLERS_A_PROCESS):
+    share = -(-len(faults) // len(urls))
+    for n, url in enumerate(urls):
         ours, theirs = context.Pipe()
-        load = Load(url, faults[begin : begin + CALLERS_A_PROCESS], seed + begin, core)
+        load = Load(url, faults[n * share : (n + 1) * share], seed + n * share, core_of(n + 1))
         process = context.Process(target=callers_in_process, args=(load, theirs), daemon=True)
         process.start()
         theirs.close()
@@ -573,7 +705,7 @@ def _tell(pipes: list[Connection], word: object) -> None:
         pipe.send(word)
 
 
-def probe_until(end: float, core: int | None) -> float:
+def probe_until(end: float, core: int) -> float:
     """CPU time of a fixed loop on a core, the median of many."""
     allowed = os.sched_getaffinity(0)
     _pin(core)
@@ -594,41 +726,40 @@ def _sum_up(outcomes: list[Outcome], result: Round) -> None:
         medians = [float(np.median(outcome.delays_s)) for outcome in same if outcome.delays_s]
         result.delay_ms[fault] = 1000 * float(np.median(medians)) if medians else float("nan")
         chirps = sum(outcome.chirps for outcome in same)
-        result.heard[fault] = sum(len(outcome.delays_s) for outcome in same) / max(1, chirps)
+        found = sum(len(outcome.delays_s) + len(outcome.before_s) for outcome in same)
+        result.heard[fault] = found / max(1, chirps)
+    later = [np.median(o.delays_s) - np.median(o.before_s) for o in outcomes if o.before_s and o.delays_s]
+    result.added_ms = 1000 * float(np.median(later)) if later else None
     off = [abs(gap - CHUNK_S) * 1000 for outcome in outcomes for gap in outcome.gaps_s]
     if off:
         result.pacing_ms = float(np.percentile(off, 50)), float(np.percentile(off, 99))
+    late = [1000 * late_s for outcome in outcomes for late_s in outcome.late_s]
+    result.callers_late_ms = float(np.percentile(late, 99)) if late else math.nan
+    result.back = float(np.mean([outcome.back for outcome in outcomes]))
     result.errors = sum(outcome.error is not None for outcome in outcomes)
 
 
 # ---- the run
 
 
-def plan(quick: bool, peers: list[int] | None) -> list[list[str]]:
-    """The rounds: for each, the fault of every caller."""
-    if peers:
-        return [["clean"] * number for number in peers]
+def plan(quick: bool, peers: list[int] | None, faults: list[str] | None) -> list[list[str]]:
+    """The rounds: for each, the fault of every caller. The largest, which leave no core in peace, come last."""
     if quick:
         return [["clean", "loss5", "one_lost", "jitter30"] * 4]
-    return [["clean"] * number for number in (1, 16, 32, 64)] + [
-        [fault] * 16 for fault in ("loss1", "loss5", "jitter30", "one_lost")
-    ]
+    if peers is None and faults is None:
+        peers, faults = [1, 16, 32, 64], [fault for fault in FAULTS if fault != "clean"]
+    rounds = [["clean"] * number for number in peers or ()] + [[fault] * FAULTY_CALLERS for fault in faults or ()]
+    return sorted(rounds, key=lambda of: len(of) > FULL_PROCESS)
 
 
 def run(rounds_of: list[list[str]], seconds: float, say: Callable[[str], None]) -> list[Round]:
     """Each round by both servers, one after the other."""
     rounds = []
-    allowed = sorted(os.sched_getaffinity(0))
-    cores = Cores(allowed[0], allowed[1]) if len(allowed) > 1 else Cores(None, None)
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(running(name, max(map(len, rounds_of)), cores.server)) for name in ("plain", "ours")
-        ]
-        for n, faults in enumerate(rounds_of):
-            for server in servers:
-                result = play_round(server, faults, seconds, 1000 * n, cores)
-                rounds.append(result)
-                say(line_of(result))
+    for n, faults in enumerate(rounds_of):
+        for name in ("plain", "ours"):
+            with running(name, len(faults), 1 if len(faults) <= FULL_PROCESS else 2) as server:
+                rounds.append(play_round(server, faults, seconds, 1000 * n))
+            say(line_of(rounds[-1]))
     best = min(result.probe for result in rounds)
     for result in rounds:
         result.probe /= best
@@ -636,17 +767,21 @@ def run(rounds_of: list[list[str]], seconds: float, say: Callable[[str], None]) 
 
 
 HEADER = (
-    f"{'server':6} {'peers':>5}  {'CPU ms':>7} {'engine':>6}  {'RSS MB':>6}  {'pacing p50/p99':>14}  "
-    f"mouth to ear, ms (chirps heard)"
+    f"{'server':6} {'peers':>5}  {'CPU ms':>6} {'back':>5} {'engine':>6}  {'RSS MB':>6}  {'pacing p50/p99':>14}  "
+    f"{'callers late':>12}  {'concealed':>9}  mouth to ear, ms (chirps heard)"
 )
 
 
 def line_of(result: Round) -> str:
+    peers = f"{result.peers}/{result.processes}" if result.processes > 1 else str(result.peers)
     pacing = "/".join(f"{value:.2f}" for value in result.pacing_ms)
     delays = "  ".join(f"{f} {result.delay_ms[f]:.0f} ({result.heard[f]:.0%})" for f in result.delay_ms)
     return (
-        f"{result.server:6} {result.peers:5}  {result.cpu_ms:7.1f} {result.engine_ms:6.1f}  {result.memory_mb:6.0f}  "
-        f"{pacing:>14}  {delays}" + (f"  {result.errors} ERRORS" if result.errors else "")
+        f"{result.server:6} {peers:>5}  {result.cost_ms:6.1f} {result.back:5.0%} {result.engine_ms:6.1f}  "
+        f"{result.memory_mb:6.0f}  {pacing:>14}  {result.callers_late_ms:9.1f} ms  "
+        f"{'' if result.concealed is None else f'{result.concealed:.2%}':>9}  {delays}"
+        + ("" if result.added_ms is None else f"  {result.added_ms:+.1f} since it was lost")
+        + (f"  {result.errors} ERRORS" if result.errors else "")
     )
 
 
@@ -654,9 +789,10 @@ def ratios(rounds: list[Round]) -> list[str]:
     """Ours against plain, round by round."""
     lines = []
     for plain, ours in zip(rounds[::2], rounds[1::2], strict=True):
-        cost = ours.cpu_ms / max(plain.cpu_ms, 1e-9)
+        cost = ours.cost_ms / max(plain.cost_ms, 1e-9)
         lines.append(
-            f"{ours.peers} callers: CPU {cost:.2f} of plain (probe {ours.probe:.2f} and {plain.probe:.2f}); "
+            f"{ours.peers} callers: CPU {cost:.2f} of plain (probe {ours.probe:.2f} and {plain.probe:.2f}), "
+            f"{ours.back:.0%} back against {plain.back:.0%}; "
             f"pacing p99 {ours.pacing_ms[1]:.1f} ms against {plain.pacing_ms[1]:.1f}"
         )
         lines += [f"    {f}: mouth to ear {d:.0f} ms against {plain.delay_ms[f]:.0f}" for f, d in ours.delay_ms.items()]
@@ -664,8 +800,8 @@ def ratios(rounds: list[Round]) -> list[str]:
 
 
 def memory_per_caller(rounds: list[Round], server: str) -> float | None:
-    """MB more for each caller between the smallest and the largest clean round."""
-    clean = [r for r in rounds if r.server == server and set(r.delay_ms) == {"clean"}]
+    """MB more for each caller between the smallest and the largest clean round of one process."""
+    clean = [r for r in rounds if r.server == server and r.processes == 1 and set(r.delay_ms) == {"clean"}]
     if len(clean) < 2 or clean[-1].peers == clean[0].peers:
         return None
     return (clean[-1].memory_mb - clean[0].memory_mb) / (clean[-1].peers - clean[0].peers)
@@ -675,7 +811,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="16 callers, faults mixed, under a minute")
     parser.add_argument("--peers", type=int, nargs="+", metavar="N", help="rounds of so many callers, without faults")
-    parser.add_argument("--seconds", type=float, help="of each round that count (default 8; 6 if quick)")
+    parser.add_argument("--faults", nargs="+", metavar="FAULT", choices=FAULTS, help="rounds of 8 callers with a fault")
+    parser.add_argument("--seconds", type=float, help="of each round that count (default 8)")
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--realtime", action="store_true", help="ahead of all else the machine does (needs the right)")
     parser.add_argument("--serve-plain", type=int, metavar="PORT", help=argparse.SUPPRESS)
@@ -686,8 +823,8 @@ def main() -> int:
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))  # and so all that it starts
     print(HEADER)
-    seconds = options.seconds or (6 if options.quick else 8)
-    rounds = run(plan(options.quick, options.peers), seconds, lambda line: print(line, flush=True))
+    seconds = options.seconds or 8
+    rounds = run(plan(options.quick, options.peers, options.faults), seconds, lambda line: print(line, flush=True))
     print("\n" + "\n".join(ratios(rounds)))
     for server in ("plain", "ours"):
         if (each := memory_per_caller(rounds, server)) is not None:

@@ -544,7 +544,7 @@ class Meter:
     def begin(self) -> None:
         self._at = time.monotonic()
         servers = [] if self.server is None else [self.server, *children_of(self.server)]
-        kinds = {pid: _kind(pid) for pid in servers} | dict.fromkeys(self.callers, "callers")
+        kinds = {pid: kind_of(pid) for pid in servers} | dict.fromkeys(self.callers, "callers")
         self._begun = {pid: (kind, cpu_seconds(pid)) for pid, kind in kinds.items()}
 
     def read(self) -> dict[str, float]:
@@ -556,7 +556,8 @@ class Meter:
         return {**used, "load": os.getloadavg()[0]}
 
 
-def _kind(pid: int) -> str:
+def kind_of(pid: int) -> str:
+    """Of a server's processes: `engine`, or `server` for the front and its workers."""
     return "engine" if b"engine_process" in _command(pid) else "server"
 
 

@@ -170,7 +170,7 @@ class Transport:
 
     async def offer(self) -> str:
         """Return an offer of our own, with every codec we speak and all candidates; `accept` takes its answer."""
-        self._pc.addTrack(_SilentTrack())
+        self._pc.addTrack(SilentTrack())
         self._seize(self._deliver)
         await self._pc.setLocalDescription(_with_telephone_events(await self._pc.createOffer()))
         return self._pc.localDescription.sdp
@@ -196,7 +196,7 @@ class Transport:
         """
         with _unfit_is_the_callers_fault():
             self._seize(take)
-            self._pc.addTrack(_SilentTrack())
+            self._pc.addTrack(SilentTrack())
             await self._pc.setLocalDescription()
         self._outlet = Outlet(self._audio)
         return self._pc.localDescription.sdp
@@ -340,7 +340,7 @@ class _Tap:
         return False, None
 
 
-class _SilentTrack(MediaStreamTrack):
+class SilentTrack(MediaStreamTrack):
     """What aiortc's sender waits for while we send: it is there for its reports."""
 
     kind = "audio"
