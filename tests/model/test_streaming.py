@@ -127,10 +127,9 @@ def test_attention_to_bytes_errs_by_one_to_two_percent_of_that_to_numbers(sharpn
     exact, small = (
         Rings.allocate(1, 1, HEADS, keys, width, CPU, dtype).layers[0] for dtype in (torch.float32, torch.int8)
     )
-    new = torch.randn(2, 1, keys, HEADS, width, generator=chance)
+    new = torch.randn(1, keys, 2, HEADS, width, generator=chance)
     for ring in (exact, small):
-        ring.keys.append(torch.tensor([0]), torch.arange(keys)[None], new[0])
-        ring.values.append(torch.tensor([0]), torch.arange(keys)[None], new[1])
+        ring.append(torch.tensor([0]), torch.arange(keys)[None], new)
     query = sharpness * torch.randn(1, 1, HEADS, width, generator=chance)
     mask = torch.zeros(1, 1, 1, keys)
     wanted, got = (

@@ -64,12 +64,6 @@ class Store:
         vectors = _pick(self.vectors[:, :, :span], rows)
         return vectors if self.scales is None else expanded(vectors, _pick(self.scales[:, :, :span], rows))
 
-    def append(self, rows: Tensor, slots: Tensor, new: Tensor) -> None:
-        """Write `new` [B, T, H, d] to `slots` [B, T] of `rows` [B]."""
-        if self.scales is not None:
-            new, self.scales[rows[:, None], :, slots] = quantised(new)
-        self.vectors[rows[:, None], :, slots] = new
-
     def extend(self, row: int, earlier: Tensor, written: Tensor, new: Tensor) -> Tensor:
         """Write the last of `new` [H, T, d] to the slots `written` [m] of a row; returns what was in its slots
         `earlier` [n], and then all of `new`: numbers [H, n + T, d]."""
@@ -106,15 +100,24 @@ def expanded(vectors: Tensor, scales: Tensor) -> Tensor:
 class Ring:
     """What one attention layer remembers; keys are already rotated."""
 
+    both: Store
+    """Keys, then values: [rows + 1, 2, H, C, ...]"""
     keys: Store
     values: Store
+    """Views of it"""
 
     @classmethod
     def of(cls, whole: Tensor, scales: Tensor | None) -> Self:
         """One layer's part of `Rings`: [rows + 1, 2, ...]."""
         keys, values = whole.unbind(1)
         of_keys, of_values = (None, None) if scales is None else scales.unbind(1)
-        return cls(Store(keys, of_keys), Store(values, of_values))
+        return cls(Store(whole, scales), Store(keys, of_keys), Store(values, of_values))
+
+    def append(self, rows: Tensor, slots: Tensor, new: Tensor) -> None:
+        """Write keys and values, `new` [B, T, 2, H, d], to `slots` [B, T] of `rows` [B]."""
+        if self.both.scales is not None:
+            new, self.both.scales[rows[:, None], :, :, slots] = quantised(new)
+        self.both.vectors[rows[:, None], :, :, slots] = new
 
     @property
     def capacity(self) -> int:
@@ -179,6 +182,8 @@ class StepWindow:
     served: int
     """Lanes that attend; the rest is padding and gets 0"""
     in_place: bool
+    seated: Tensor
+    """Where attention is in place: the lane whose query each of all rows gets, lane 0's if it is not served; int64"""
 
     @classmethod
     def open(
@@ -210,13 +215,13 @@ class StepWindow:
             mask=ring_mask(queries, ring.capacity, span, ring.dtype),
             served=served,
             in_place=in_place,
+            seated=rows.new_zeros(len(seats)).index_copy_(0, rows[:served], torch.arange(served, device=rows.device)),
         )
 
     def attend(self, qkv: Tensor, ring: Ring) -> Tensor:
         rotate(qkv[:, :, :2], self.rotation)
-        query, keys, values = qkv.unbind(2)  # [B, T, H, d] each
-        ring.keys.append(self.rows, self.slots, keys)
-        ring.values.append(self.rows, self.slots, values)
+        ring.append(self.rows, self.slots, qkv[:, :, 1:])
+        query = qkv[:, :, 0]  # [B, T, H, d]
         if not self.served:
             return torch.zeros_like(query).flatten(2)
         attend_to = self._in_place if self.in_place else self._copied
@@ -226,10 +231,10 @@ class StepWindow:
         return attended.flatten(2)
 
     def _in_place(self, query: Tensor, ring: Ring) -> Tensor:
-        seats, rows, span = len(self.mask), self.rows[: self.served], self.mask.shape[-1]
-        queries = query.new_zeros(seats, *query.shape[1:]).index_copy_(0, rows, query)
-        keys, values = (store.read(slice(seats), span) for store in (ring.keys, ring.values))
-        return attend(queries, keys, values, self.mask).index_select(0, rows)
+        seats, span = slice(len(self.mask)), self.mask.shape[-1]
+        queries = query.index_select(0, self.seated)
+        attended = attend(queries, ring.keys.read(seats, span), ring.values.read(seats, span), self.mask)
+        return attended.index_select(0, self.rows[: self.served])
 
     def _copied(self, query: Tensor, ring: Ring) -> Tensor:
         rows, span = self.rows[: self.served], self.mask.shape[-1]
@@ -384,6 +389,9 @@ def tensors(state: object, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield name, state
     elif isinstance(state, Rings):
         yield from tensors(state.layers, name)
+    elif isinstance(state, Ring):
+        yield from tensors(state.keys, f"{name}.keys")
+        yield from tensors(state.values, f"{name}.values")
     elif isinstance(state, tuple):
         for index, item in enumerate(state):
             yield from tensors(item, f"{name}.{index}")
