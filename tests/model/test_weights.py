@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from webrtc_duplex.model.pages import HUGE, zeros
+from webrtc_duplex.model.temporal import gated_product, halves
 from webrtc_duplex.model.weights import add_product, matrix, product, rows_of, turned_matrix, write
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -36,6 +37,26 @@ def test_a_product_is_that_of_the_numbers_written(outputs: int, turned: bool) ->
     wanted = total + functional.linear(x, given)
     add_product(total, x, weight)
     torch.testing.assert_close(total, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [2, 3])
+def test_outputs_come_in_the_shape_that_is_asked_for(heads: int) -> None:
+    given, x = numbers(3 * heads * 128, 24), numbers(2, 3, 24)
+    made = product(x, filled(given, turned=False), shape=(3, heads, -1))
+    torch.testing.assert_close(made, functional.linear(x, given).view(2, 3, 3, heads, 128), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", [CPU, META])
+def test_gate_and_value_are_the_halves_of_a_weight(device: torch.device) -> None:
+    given, x = numbers(2 * 704, 24), numbers(2, 3, 24)
+    weight = matrix(2, 704, 24, device=device, dtype=torch.float32)
+    write(weight, halves(given))
+    made = gated_product(x.to(device), weight.flatten(0, 1))
+    gate, value = functional.linear(x, given).chunk(2, dim=-1)
+    wanted = functional.silu(gate) * value
+    assert made.shape == wanted.shape and made.is_contiguous()
+    if device == CPU:
+        torch.testing.assert_close(made, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("outputs", [7, 1408])

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from webrtc_duplex.model.config import STEPS, LMConfig
 from webrtc_duplex.model.kernels import ops
-from webrtc_duplex.model.temporal import gated, rms_norm
+from webrtc_duplex.model.temporal import gated_product, halves, rms_norm
 from webrtc_duplex.model.weights import Piece, add_product, as_is, matrix, one, product, vector
 
 Choose = Callable[[int, Tensor], Tensor]
@@ -49,7 +49,7 @@ class Depformer(nn.Module):
         self.norm2 = vector(config.depformer_layers, width, device=device, dtype=dtype)
         self.qkv = matrix(*stacked, 3 * width, width, device=device, dtype=dtype)
         self.out = matrix(*stacked, width, width, device=device, dtype=dtype)
-        self.gate = matrix(*stacked, 2 * hidden, width, device=device, dtype=dtype)
+        self.gate = matrix(*stacked, 2, hidden, width, device=device, dtype=dtype)
         self.down = matrix(*stacked, width, hidden, device=device, dtype=dtype)
         self.heads = matrix(STEPS, config.card, width, device=device, dtype=dtype)
         self._steps = [[self._step_layer(step, layer) for layer in range(stacked[1])] for step in range(STEPS)]
@@ -81,9 +81,9 @@ class Depformer(nn.Module):
     def _logits(self, step: int, x: Tensor, memory: list[Tensor]) -> Tensor:
         """x [B, d], overwritten -> logits [B, card]"""
         for layer, remembered in zip(self._steps[step], memory, strict=True):
-            qkv = product(rms_norm(x, layer.norm1), layer.qkv)
+            qkv = product(rms_norm(x, layer.norm1), layer.qkv, shape=(3, self.config.depformer_heads, -1))
             add_product(x, attend_steps(qkv, remembered, step), layer.out)
-            add_product(x, gated(product(rms_norm(x, layer.norm2), layer.gate)), layer.down)
+            add_product(x, gated_product(rms_norm(x, layer.norm2), layer.gate), layer.down)
         return product(x, self.heads[step])
 
     def _step_layer(self, step: int, layer: int) -> StepLayer:
@@ -92,7 +92,7 @@ class Depformer(nn.Module):
             norm2=self.norm2[layer],
             qkv=self.qkv[step, layer],
             out=self.out[step, layer],
-            gate=self.gate[step, layer],
+            gate=self.gate[step, layer].flatten(0, 1),
             down=self.down[step, layer],
         )
 
@@ -119,7 +119,7 @@ class Depformer(nn.Module):
             for step in range(STEPS):
                 gate = (f"{key}.gating.{step}.linear_in.weight", (2 * hidden, width))
                 down = (f"{key}.gating.{step}.linear_out.weight", (width, hidden))
-                pieces.append(Piece("gate", (step, layer), (gate,), as_is))
+                pieces.append(Piece("gate", (step, layer), (gate,), halves))
                 pieces.append(Piece("down", (step, layer), (down,), as_is))
         return pieces
 
@@ -127,12 +127,10 @@ class Depformer(nn.Module):
 def attend_steps(qkv: Tensor, remembered: Tensor, step: int) -> Tensor:
     """Remember this step's key and value, attend to steps 0 to this one.
 
-    qkv [B, 3 * H * d], remembered [2, B, H, 8, d] -> [B, H * d].
+    qkv [B, 3, H, d], remembered [2, B, H, 8, d] -> [B, H * d].
     """
     if ops.usable(qkv):
-        return ops.pointwise.attend_steps(qkv, remembered, step)
-    _, lanes, heads, _, width = remembered.shape
-    triple = qkv.view(lanes, 3, heads, width)
-    remembered[:, :, :, step] = triple[:, 1:].transpose(0, 1)
+        return ops.pointwise.attend_steps(qkv.flatten(1), remembered, step)
+    remembered[:, :, :, step] = qkv[:, 1:].transpose(0, 1)
     keys, values = remembered[:, :, :, : step + 1]
-    return functional.scaled_dot_product_attention(triple[:, 0, :, None], keys, values).flatten(1)
+    return functional.scaled_dot_product_attention(qkv[:, 0, :, None], keys, values).flatten(1)

@@ -28,6 +28,7 @@ from webrtc_duplex.model.weights import (
     one,
     product,
     rows_of,
+    scalar,
     turned_matrix,
     under,
     vector,
@@ -158,7 +159,7 @@ def elu(x: Tensor, out: Tensor) -> None:
     """ELU as min(e^x - 1, max(x, 0)); `out` may be x. Not expm1, which costs seven times exp on the CPU: near 0 the
     difference is below 1e-7."""
     below = torch.exp(x, out=None if out is x else out).sub_(1.0)
-    torch.clamp(x, min=x.new_zeros(()), max=below, out=out)
+    torch.clamp(x, min=scalar(0.0, x.device), max=below, out=out)
 
 
 def conv_matrix(rows: int, columns: int, device: torch.device) -> nn.Parameter:
@@ -348,7 +349,7 @@ class CodecLayer(nn.Module):
 
     def run(self, x: Tensor, window: Window, ring: Ring) -> None:
         """Add the layer's two branches to x [B, T, D] in place."""
-        qkv = product(self.norm1.run(x), self.qkv).view(*x.shape[:2], 3, self.heads, -1)
+        qkv = product(self.norm1.run(x), self.qkv, shape=(3, self.heads, -1))
         add_product(x, window.attend(qkv, ring), self.out)
         add_product(x, gelu(product(self.norm2.run(x), self.up)), self.down)
 

@@ -7,6 +7,7 @@ matrix lies in memory is known here alone: `matrix` makes it, `write` fills it, 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -20,7 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 Shape = tuple[int, ...]
 Place = int | slice
 
-BLOCKS = (256, 128, 64, 32)
+BLOCKS = range(256, 16, -16)
 """Outputs in a block of a matrix on the CPU: the first of these that divides their number, or all."""
 
 
@@ -85,25 +86,37 @@ def write(target: Tensor, made: Tensor) -> None:
     target.copy_(made)
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., in] weight^T + bias -> [..., out], for a weight of either kind."""
-    if _is_whole(weight):
-        return functional.linear(x, _whole(weight), bias)
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, shape: Shape = (-1,)) -> Tensor:
+    """x [..., in] weight^T + bias -> [..., *shape], shape that of the outputs, for a weight of either kind.
+
+    Where the blocks are the first axis of the shape, no number is moved for it, and the result is not contiguous.
+    """
+    if is_whole(weight):
+        return functional.linear(x, _whole(weight), bias).view(*x.shape[:-1], *shape)
+    return blocks(x, weight, bias).transpose(0, 1).reshape(*x.shape[:-1], *shape)
+
+
+def blocks(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The product with a weight that lies in blocks, as it is made: [out / b, n, b] of the n rows of x [..., in]."""
     count, width, block = weight.shape
     rows = x.reshape(-1, width).expand(count, -1, -1)
-    if bias is None:
-        made = torch.bmm(rows, weight)  # [out / b, n, b]
-    else:
-        made = torch.baddbmm(bias.view(count, 1, block), rows, weight)
-    return made.transpose(0, 1).reshape(*x.shape[:-1], count * block)
+    return torch.bmm(rows, weight) if bias is None else torch.baddbmm(bias.view(count, 1, block), rows, weight)
+
+
+def rows_for(made: Tensor) -> tuple[Tensor, Tensor]:
+    """Memory for what is made of blocks [out / b, n, b]: as rows [n, out], and as blocks for an operator's `out`."""
+    count, rows, block = made.shape
+    room = made.new_empty(rows, count, block)
+    return room.flatten(1), room.transpose(0, 1)
 
 
 def add_product(x: Tensor, a: Tensor, weight: Tensor) -> None:
     """x [..., D] += a [..., n] weight^T, in place: the end of a residual branch."""
-    if _is_whole(weight):
+    if is_whole(weight):
         x.view(-1, x.shape[-1]).addmm_(a.reshape(-1, a.shape[-1]), _whole(weight).mT)  # in one product
     else:
-        x.add_(product(a, weight))
+        made = blocks(a, weight)
+        x.view(made.shape[1], made.shape[0], -1).add_(made.transpose(0, 1))
 
 
 def rows_of(weight: Tensor, index: Tensor) -> Tensor:
@@ -114,7 +127,7 @@ def rows_of(weight: Tensor, index: Tensor) -> Tensor:
     return weight[index // block, :, index % block]
 
 
-def _is_whole(weight: Tensor) -> bool:
+def is_whole(weight: Tensor) -> bool:
     """Whether it lies in no blocks, or in one."""
     return weight.dim() == 2 or weight.shape[0] == 1
 
@@ -122,6 +135,12 @@ def _is_whole(weight: Tensor) -> bool:
 def _whole(weight: Tensor) -> Tensor:
     """[out, in]"""
     return weight if weight.dim() == 2 else weight[0].mT
+
+
+@cache
+def scalar(value: float, device: torch.device) -> Tensor:
+    """A number for operators that want a tensor; made once."""
+    return torch.tensor(value, device=device)
 
 
 def under(module: str, pieces: list[Piece]) -> list[Piece]:
