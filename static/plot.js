@@ -1,5 +1,6 @@
 /**
- * A line plot of the last POINTS values, drawn on a canvas, the newest at the right.
+ * A line plot of the last POINTS values, drawn on a canvas, the newest at the right. It is drawn anew by itself when its
+ * size changes, or the colours do.
  */
 
 export const POINTS = 60;
@@ -11,6 +12,8 @@ export class Plot {
   #pen;
   #least;
   #limit;
+  /** What was drawn last. @type {Line[]} */
+  #lines = [];
 
   /**
    * @param {HTMLCanvasElement} canvas
@@ -21,10 +24,14 @@ export class Plot {
     this.#pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     this.#least = least;
     this.#limit = limit;
+    const redraw = () => this.draw(this.#lines);
+    new ResizeObserver(redraw).observe(canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   }
 
   /** @param {Line[]} lines */
   draw(lines) {
+    this.#lines = lines;
     const { width, height } = this.#fit();
     const style = getComputedStyle(this.#canvas);
     const ink = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
