@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,6 +208,38 @@ async def test_a_caller_who_never_comes_is_told_so(tmp_path: Path) -> None:
                 with pytest.raises(EngineError) as ended:
                     await anext(stream)
                 assert ended.value.code == "connect_timeout"
+
+
+async def test_an_engine_that_says_hello_while_it_is_being_connected_to_serves_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it there was one that closed without a Hello, as one that is killed while it starts."""
+    loop = asyncio.get_running_loop()
+    connect = loop.create_unix_connection
+    path = tmp_path / SOCKET_NAME
+    closed = asyncio.Event()
+
+    async def return_after_hello(*args: Any) -> Any:
+        connected = await connect(*args)
+        if closed.is_set():
+            await client.wait_ready(5)
+        return connected
+
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        await writer.wait_closed()
+        closed.set()
+
+    monkeypatch.setattr(loop, "create_unix_connection", return_after_hello)
+    async with EngineClient(path) as client:
+        async with await asyncio.start_unix_server(close, path):
+            await closed.wait()
+            with pytest.raises(EngineError, match="starting"):
+                client.card  # noqa: B018
+        path.unlink(missing_ok=True)
+        with engine_thread(tmp_path, EchoDouble(2)):
+            await client.wait_ready(5)
+            assert client.rows == 2 and client.card.pieces
 
 
 async def test_one_rows_fault_ends_that_call_and_no_other(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ class EngineClient:
     def __init__(self, socket_path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._socket_path = socket_path
         self._clock = clock
-        self._engine: _Engine | None = None
+        self._engine: _Engine | None = None  # the one that serves: from its Hello until it is lost
         self._found = asyncio.Event()
         self._ready = asyncio.Event()
         self._lost = asyncio.Event()
@@ -129,12 +129,12 @@ class EngineClient:
     @property
     def last_step(self) -> Stepped | None:
         """The last tick heard of, while an engine serves."""
-        return self._engine.last_step if self._engine is not None and self.ready else None
+        return self._engine.last_step if self._engine is not None else None
 
     @property
     def stats(self) -> Stats | None:
         """What the engine had counted a second or so ago, while one serves."""
-        return self._engine.stats if self._engine is not None and self.ready else None
+        return self._engine.stats if self._engine is not None else None
 
     async def wait_ready(self, timeout_s: float | None) -> None:
         """Wait until an engine serves; raises EngineError if none does in time (None: for as long as it takes)."""
@@ -153,7 +153,7 @@ class EngineClient:
         await self._lost.wait()
 
     def _require(self) -> "_Engine":
-        if self._engine is None or not self.ready:
+        if self._engine is None:
             raise EngineError("the engine is starting; try again in some seconds")
         return self._engine
 
@@ -175,7 +175,12 @@ class EngineClient:
     # ---- the connection
 
     def _new_engine(self) -> "_Engine":
-        return _Engine(self._ready, self._clock)
+        return _Engine(self._serve, self._clock)
+
+    def _serve(self, engine: "_Engine") -> None:
+        """An engine has said Hello; it may do so before who connected to it is told that there is a connection."""
+        self._engine = engine
+        self._ready.set()
 
     async def _keep_connected(self) -> None:
         """Serve one engine after the other, for ever."""
@@ -186,13 +191,13 @@ class EngineClient:
             except OSError:  # there is no socket yet, or its engine has died
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._engine = engine
             self._lost.clear()
             self._found.set()
             try:
                 await engine.watch()
             finally:
                 self._found.clear()
+                self._engine = None
                 self._ready.clear()
                 self._lost.set()
                 engine.lose()
@@ -203,11 +208,11 @@ class _Engine(asyncio.Protocol):
 
     hello: Hello
 
-    def __init__(self, ready: asyncio.Event, clock: Callable[[], float]) -> None:
+    def __init__(self, serve: Callable[["_Engine"], None], clock: Callable[[], float]) -> None:
         self.last_step: Stepped | None = None
         self.stats: Stats | None = None
         self.lost = False
-        self._ready = ready  # set with Hello
+        self._serve = serve  # called with Hello
         self._clock = clock
         self._pace = Pace()
         self._ended = asyncio.Event()
@@ -336,7 +341,7 @@ class _Engine(asyncio.Protocol):
             case Hello():
                 self.hello = event
                 self._ring = SoundRing.join(Path(event.ring), event.rows)
-                self._ready.set()
+                self._serve(self)
             case _:
                 raise ValueError(f"{type(event).__name__} is no event")
 
