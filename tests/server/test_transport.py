@@ -2,15 +2,17 @@
 
 import asyncio
 import datetime
+import os
 import random
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 
 import pytest
+import uvloop
 from aioice import Candidate, Connection
 from aioice.ice import get_host_addresses
 from aiortc import RTCConfiguration, RTCPeerConnection
@@ -22,11 +24,15 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from OpenSSL import SSL
 
 from tests.server.peer import Peer, with_codec
+from tests.server.served import OFFER
 from webrtc_duplex.errors import CapacityError
 from webrtc_duplex.media.jitter import Packet
-from webrtc_duplex.server import transport
+from webrtc_duplex.server import sdp, transport
 from webrtc_duplex.server.transport import Transport
 from webrtc_duplex.settings import IceSettings
+
+MOST_TURNS = 40
+"""Of the event loop, until an answer is ready and connecting has begun."""
 
 
 class Ours:
@@ -38,7 +44,10 @@ class Ours:
         self.transport = Transport("rtc_1", ice or IceSettings(), lambda channel: None, time.monotonic)
 
     async def answer(self, peer: Peer) -> str:
-        await self.transport.receive(await peer.offer())
+        return await self.answer_to(await peer.offer())
+
+    async def answer_to(self, offer: str) -> str:
+        await self.transport.receive(offer)
         return await self.transport.answer(self._take)
 
     async def heard(self, packets: int) -> None:
@@ -414,6 +423,35 @@ async def test_a_peer_that_closes_ends_the_transport_without_a_failure(ends: tup
     await peer.close()
     await ours.transport.over.wait()
     assert ours.transport.failure is None
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_whenever_opening_is_called_off_no_socket_stays_open(
+    run: Callable[[Coroutine[None, None, None]], None],
+) -> None:
+    async def open_and_close(turns: int) -> None:
+        ours = Ours()
+        opening = asyncio.create_task(ours.answer_to(sdp.safe_offer(OFFER)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait([opening])
+        await ours.transport.close()
+
+    async def over_and_over() -> None:
+        await open_and_close(MOST_TURNS)  # what is made once is made now
+        before = sockets_held()
+        for turns in range(MOST_TURNS):
+            await open_and_close(turns)
+            async with asyncio.timeout(5):
+                while sockets_held() > before:
+                    await asyncio.sleep(0.01)
+
+    run(over_and_over())
+
+
+def sockets_held() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 async def test_closing_twice_is_harmless(ends: tuple[Peer, Ours]) -> None:

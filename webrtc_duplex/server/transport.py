@@ -471,6 +471,10 @@ class _Socket(StunProtocol):
         self._note_heard = note_heard
         self._inlet = inlet
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.receiver._protocols.append(self)  # who closes it, also where who opened it is called off before it has it
+
     def datagram_received(self, data: bytes | str, addr: tuple[object, ...]) -> None:
         if len(data) < SHORTEST_DATAGRAM:  # aiortc looks at the first bytes unasked: an empty one would end the call
             return
@@ -527,7 +531,6 @@ class _Gatherer:
                 continue
             host, port = transport.get_extra_info("sockname")[:2]
             socket.local_candidate = _host_candidate(component, host, port)
-            self._connection._protocols.append(socket)  # who closes them, also where gathering is called off
             return socket
         return None
 
@@ -546,7 +549,6 @@ class _Gatherer:
         for question in late:
             question.cancel()
         found = [question.result() for question in answered if question.exception() is None]
-        self._connection._protocols += [relay for _, relay in found if relay is not None]
         return [candidate for candidate, _ in found]
 
     def _questions(
