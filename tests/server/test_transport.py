@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import gc
 import os
 import random
 import socket
@@ -10,13 +11,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 import uvloop
 from aioice import Candidate, Connection
 from aioice.ice import get_host_addresses
 from aiortc import RTCConfiguration, RTCPeerConnection
-from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsTransport
+from aiortc.rtcdtlstransport import RTCCertificate, RTCDtlsParameters, RTCDtlsTransport
 from aiortc.rtp import RtpPacket
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -79,6 +81,7 @@ async def test_every_private_name_that_we_touch_is_there() -> None:
     audio = pc.addTransceiver("audio")
     connection = audio.receiver.transport.transport._connection
     assert isinstance(getattr(pc, transport.CERTIFICATES)[0], RTCCertificate)
+    assert callable(getattr(pc, transport.CONNECT))
     assert callable(getattr(audio.receiver, transport.JITTER_BUFFER).add)
     assert callable(getattr(audio.receiver, transport.DECODER_QUEUE).put)
     assert callable(getattr(connection, transport.GATHER)) and callable(getattr(connection, transport.CONSENT))
@@ -423,6 +426,33 @@ async def test_a_peer_that_closes_ends_the_transport_without_a_failure(ends: tup
     await peer.close()
     await ours.transport.over.wait()
     assert ours.transport.failure is None
+
+
+async def test_a_call_that_is_closed_while_it_connects_leaves_no_task_and_no_complaint(
+    ends: tuple[Peer, Ours], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, ours = ends
+    before = asyncio.all_tasks()
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
+    answer = await ours.answer(peer)
+    dtls = ours.transport._audio.receiver.transport
+
+    async def shake_hands_until_closed(_: RTCDtlsParameters) -> None:
+        while dtls.transport.state != "closed":
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(dtls, "start", shake_hands_until_closed)
+    await peer.accept(answer)
+    while ours.transport.obstacle != "ICE is done, DTLS is not":
+        await asyncio.sleep(0.01)
+    await ours.transport.close()
+    await peer.close()
+    async with asyncio.timeout(5):
+        while asyncio.all_tasks() - before:
+            await asyncio.sleep(0.01)
+    gc.collect()
+    assert not complaints
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

@@ -13,6 +13,7 @@ when one is gone. What is changed, always on one instance and never for the whol
 - Each socket notes when it last heard anything, which is how a caller who vanished is found; one who is merely silent
   is asked every second and a half, and answers.
 - What a client sends by a data channel that is not even text reaches us as if it were; it would end the call.
+- Its connecting is a task that it keeps no hold of; we do, and closing ends it first.
 - The cipher list takes peers whose certificate is RSA, also where the peer is the DTLS server.
 """
 
@@ -72,6 +73,7 @@ RTP_TIME: Final = "_RTCRtpSender__rtp_timestamp"
 PACKETS_SENT: Final = "_RTCRtpSender__packet_count"
 OCTETS_SENT: Final = "_RTCRtpSender__octet_count"
 CERTIFICATES: Final = "_RTCPeerConnection__certificates"
+CONNECT: Final = "_RTCPeerConnection__connect"
 CHANNEL_RECEIVE: Final = "_data_channel_receive"
 GATHER: Final = "get_component_candidates"
 CONSENT: Final = "query_consent"
@@ -151,10 +153,12 @@ class Transport:
         self._ice = ice
         self._candidates = 0
         self._closing: asyncio.Task[None] | None = None
+        self._connecting: set[asyncio.Task[None]] = set()  # aiortc begins one with each description
         self._outlet: Outlet | None = None
         self._take: Callable[[Packet], None] | None = None
         self._pc = RTCPeerConnection(_configuration(call, ice))
         setattr(self._pc, CERTIFICATES, [_Certificate.generateCertificate()])
+        setattr(self._pc, CONNECT, partial(self._connect, getattr(self._pc, CONNECT)))
         self._pc.on("connectionstatechange", self._follow_state)
         self._pc.on("datachannel", self._open_channel)
         self._on_channel = on_channel
@@ -268,11 +272,26 @@ class Transport:
         It is done once and whole, also where who waits for it is called off: aiortc can be closed a second time, but
         waits for ever if the first time was cut short.
         """
-        self._closing = self._closing or asyncio.create_task(self._pc.close(), name="close a peer connection")
+        self._closing = self._closing or asyncio.create_task(self._close(), name="close a peer connection")
         closed, _ = await asyncio.wait([self._closing], timeout=CLOSE_S)
         if not closed:
             self._closing.cancel()
             log.error("a peer connection did not close within %s s", CLOSE_S)
+
+    def _connect(self, connect: Callable[[], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+        """Begin to connect, as aiortc does with what this returns."""
+        connecting = asyncio.create_task(connect(), name="connect a peer connection")
+        self._connecting.add(connecting)
+        connecting.add_done_callback(self._connecting.discard)
+        return connecting
+
+    async def _close(self) -> None:
+        """Closed beneath it, aiortc's connecting would go on and stumble, or ask for consent that nobody needs."""
+        for connecting in (begun := self._connecting.copy()):
+            connecting.cancel()
+        if begun:
+            await asyncio.wait(begun)
+        await self._pc.close()
 
     @property
     def _audio(self) -> RTCRtpTransceiver:
