@@ -54,6 +54,11 @@ def held_up(at: int, by_s: float) -> Callable[[int], float]:
     return lambda n: max(0.0, by_s - FRAME_S * (n - at)) if n >= at else 0.0
 
 
+def held_up_until(begin: float, by_s: float) -> Callable[[float], float]:
+    """When what is due is done by a server that stands still for a while."""
+    return lambda due: begin + by_s if begin <= due < begin + by_s else due
+
+
 def timestamps(sent: list[tuple[float, Slot]]) -> list[int]:
     return [slot.timestamp for _, slot in sent]
 
@@ -103,6 +108,16 @@ def test_a_voice_is_in_time_again_2_s_after_the_server_was_held_up(stall_s: floa
     playout = Playout()
     run(playout, every_tick([ramp(n) for n in range(60)], held_up(20, stall_s)), 10 + 20 * FRAME_S + stall_s + 2.05)
     assert playout.lead_s <= left_s + 1e-9
+
+
+def test_a_frame_that_is_late_for_once_is_sent_at_once_and_moves_none_of_those_after_it() -> None:
+    frames = every_tick([ramp(n) for n in range(30)], held_up(20, 0.03))
+    sent = run(
+        Playout(), frames, 10 + 30 * FRAME_S, held_up_until(10 + 20 * FRAME_S, 0.03), lambda n: 10.01 + FRAME_S * n
+    )
+    late = [when - 10.01 - CHUNK_S * n for n, (when, _) in enumerate(sent)]
+    assert late[80:82] == pytest.approx([0.02, 0.0]) and late[:80] + late[82:] == pytest.approx([0.0] * 118)
+    assert all(slot.position is not None for _, slot in sent)
 
 
 def test_in_a_rest_the_schedule_moves_at_once() -> None:

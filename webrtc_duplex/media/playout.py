@@ -107,15 +107,17 @@ class Playout:
     def push(self, frame: Pcm, position: int, now: float, steady_at: float = -math.inf) -> None:
         """Take the frame [1920] of this position; its first chunk is due at once if nothing is before it.
 
-        `steady_at` is when nearly every frame in its place would have come: it waits until then.
+        `steady_at` is when nearly every frame in its place would have come: it waits until then, and one that comes
+        later still moves nothing, as the next ones will not. If it is not known, the schedule follows each late frame.
         """
         self.start(now)
         self._skip_what_was_missed(now)
+        wanted = now if math.isinf(steady_at) else min(steady_at, now + _MOST_LEAD_S)
         if not self._queue and self._grid < now:
             self.counters.waits += not self._broken and now - self._grid > _ON_TIME_S
-            self._grid = now
-        self._draw_near(min(max(now, steady_at), now + _MOST_LEAD_S), now)
-        self.lead_s = self._end - now
+            self._grid = now if self._broken else max(self._grid, min(now, wanted))
+        self._draw_near(wanted, now)
+        self.lead_s = max(0.0, self._end - now)
         self.next_due = self._grid
         self._queue.extend(_cut(frame, position))
         self._drop_oldest(len(self._queue) - _QUEUE_CHUNKS)
