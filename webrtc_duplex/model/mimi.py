@@ -50,6 +50,9 @@ LARGE = 1_500_000
 LONG_STAGES = 2
 """Stages at the sound's end of SEANet that run for a few lanes at a time on the CPU."""
 
+SHORTER = 2
+"""Times as many lanes at a time run the shorter one of them: it has half the numbers a lane, and larger weights."""
+
 CACHED = 1 << 17
 """Numbers of a layer that fit a core's own cache of 2 MB with what is made of them: a lane of the released codec."""
 
@@ -169,15 +172,24 @@ def conv_matrix(rows: int, columns: int, device: torch.device) -> nn.Parameter:
     return turned_matrix(rows, columns, device, torch.float32)
 
 
-def taps_product(padded: Tensor, weight: Tensor, bias: Tensor, stride: int, count: int) -> Tensor:
+def taps_of(weight: Tensor, inputs: int) -> list[Tensor]:
+    """A weight [out, in] by blocks of so many inputs, as views: [1, inputs, out] each; none of what lies in blocks."""
+    return list(torch.split(weight.mT[None], inputs, dim=1)) if weight.dim() == 2 else []
+
+
+def taps_product(padded: Tensor, taps: list[Tensor], bias: Tensor, stride: int, count: int) -> Tensor:
     """The convolution as a sum over its K / S blocks of S columns, with no windows laid out: [B, count, C']."""
     lanes = len(padded)
-    blocks = padded.view(lanes, -1, stride * padded.shape[2])
-    first, *others = (part.expand(lanes, -1, -1) for part in torch.split(weight.mT, blocks.shape[2]))
-    product = torch.baddbmm(bias, blocks[:, :count], first)
-    for tap, part in enumerate(others, start=1):
-        product.baddbmm_(blocks[:, tap : tap + count], part)
+    columns = padded.view(lanes, -1, stride * padded.shape[2])
+    product = torch.baddbmm(bias, columns[:, :count], each(taps[0], lanes))
+    for tap in range(1, len(taps)):
+        product.baddbmm_(columns[:, tap : tap + count], each(taps[tap], lanes))
     return product
+
+
+def each(weight: Tensor, lanes: int) -> Tensor:
+    """The same weight [1, in, out] for every lane."""
+    return weight if lanes == 1 else weight.expand(lanes, -1, -1)
 
 
 def windows(padded: Tensor, kernel: int, stride: int, count: int) -> Tensor:
@@ -196,6 +208,7 @@ class CausalConv(nn.Module):
         self.past = kernel - stride
         self.weight = conv_matrix(wide, kernel * narrow, device)
         self.bias = vector(wide, device=device, dtype=torch.float32)
+        self._by_taps = taps_of(self.weight, stride * narrow)
 
     @property
     def taps(self) -> int:
@@ -206,8 +219,8 @@ class CausalConv(nn.Module):
         count = (padded.shape[1] - self.past) // self.stride
         if ops.usable(padded):
             return ops.convolution.product(padded, self.weight, self.bias, self.stride, count)
-        if count >= LONG and self.weight.dim() == 2 and self.narrow > 1:
-            return taps_product(padded, self.weight, self.bias, self.stride, count)
+        if count >= LONG and self._by_taps and self.narrow > 1:
+            return taps_product(padded, self._by_taps, self.bias, self.stride, count)
         made = product(windows(padded, self.kernel, self.stride, count), self.weight, self.bias)
         return made.view(padded.shape[0], count, self.wide)
 
@@ -229,6 +242,7 @@ class CausalUpConv(nn.Module):
         self.narrow, self.wide, self.stride = narrow, wide, stride
         self.weight = conv_matrix(stride * wide, 2 * narrow, device)
         self.bias = vector(stride * wide, device=device, dtype=torch.float32)
+        self._by_taps = taps_of(self.weight, narrow)
 
     @property
     def taps(self) -> int:
@@ -240,8 +254,8 @@ class CausalUpConv(nn.Module):
         if ops.usable(padded):
             made = ops.convolution.product(padded, self.weight, self.bias, 1, count)
             return made.view(len(padded), -1, self.wide)
-        if count >= LONG and self.weight.dim() == 2:
-            return taps_product(padded, self.weight, self.bias, 1, count).view(len(padded), -1, self.wide)
+        if count >= LONG and self._by_taps:
+            return taps_product(padded, self._by_taps, self.bias, 1, count).view(len(padded), -1, self.wide)
         made = product(windows(padded, 2, 1, count), self.weight, self.bias)
         return made.view(padded.shape[0], count * self.stride, self.wide)
 
@@ -266,6 +280,7 @@ class ResidualBlock(nn.Module):
         hidden = channels // config.compress
         self.narrow = CausalConv(channels, hidden, config.residual_kernel, 1, device)
         self.widen = CausalConv(hidden, channels, 1, 1, device)
+        (self._widen,) = taps_of(self.widen.weight, hidden)
 
     def run(self, x: Tensor, taps: Taps) -> Tensor:
         padded = taps.pad(x, self.narrow.past)
@@ -273,8 +288,7 @@ class ResidualBlock(nn.Module):
             return self._fused(x, padded)
         hidden = self.narrow.run(padded)
         elu(hidden, out=hidden)
-        weight = self.widen.weight.mT.expand(len(x), -1, -1)
-        return x.add_(self.widen.bias).baddbmm_(hidden, weight)
+        return x.add_(self.widen.bias).baddbmm_(hidden, each(self._widen, len(x)))
 
     def _fused(self, x: Tensor, padded: Tensor) -> Tensor:
         narrow, widen, count = self.narrow, self.widen, x.shape[1]
@@ -421,7 +435,7 @@ class Encoder(nn.Module):
         """pcm f32 [B, 1920], -1 to 1 -> latent [B, D]"""
         taps = Taps.of_rows(state, rows)
         fresh = state.position.index_select(0, rows) == 0
-        x = taps.by_groups(pcm[:, :, None], cached_lanes(self.first.wide), hints.lanes, self._run_long)
+        x = taps.by_groups(pcm[:, :, None], SHORTER * cached_lanes(self.first.wide), hints.lanes, self._run_long)
         for stage in self._short:
             x = stage.run(x, taps)
         x = self.last.run(taps.pad(x, self.last.past))  # [B, 2, D]
@@ -432,10 +446,11 @@ class Encoder(nn.Module):
 
     def _run_long(self, x: Tensor, taps: Taps) -> Tensor:
         """The first layers, where a frame is long and its channels few."""
-        x = self.first.run(taps.pad(x, self.first.past, activate=False))
-        for stage in self._long:
-            x = stage.run(x, taps)
-        return x
+        x = taps.by_groups(x, cached_lanes(self.first.wide), None, self._run_longest)
+        return self._long[1].run(x, taps)
+
+    def _run_longest(self, x: Tensor, taps: Taps) -> Tensor:
+        return self._long[0].run(self.first.run(taps.pad(x, self.first.past, activate=False)), taps)
 
     def pieces(self) -> list[Piece]:
         key = "encoder.model"
@@ -482,14 +497,17 @@ class Decoder(nn.Module):
         x = self.first.run(taps.pad(x, self.first.past, activate=False))
         for stage in self._short:
             x = stage.run(x, taps)
-        x = taps.by_groups(x, cached_lanes(self.last.narrow), hints.lanes, self._run_long)
+        x = taps.by_groups(x, SHORTER * cached_lanes(self.last.narrow), hints.lanes, self._run_long)
         taps.store(state, rows)
         return x.squeeze(2)
 
     def _run_long(self, x: Tensor, taps: Taps) -> Tensor:
         """The last layers, where a frame is long and its channels few."""
-        for stage in self._long:
-            x = stage.run(x, taps)
+        x = self._long[0].run(x, taps)
+        return taps.by_groups(x, cached_lanes(self.last.narrow), None, self._run_longest)
+
+    def _run_longest(self, x: Tensor, taps: Taps) -> Tensor:
+        x = self._long[1].run(x, taps)
         return self.last.run(taps.pad(x, self.last.past))
 
     def pieces(self) -> list[Piece]:
