@@ -9,7 +9,7 @@ import pytest
 
 from tests.media import wire
 from webrtc_duplex.audio import CHUNK_S, CHUNK_SAMPLES, FRAME_S, FRAME_SAMPLES, Pcm
-from webrtc_duplex.media.playout import PATIENCE_S, REST_AFTER_CHUNKS, REST_EVERY_CHUNKS, Playout, Slot
+from webrtc_duplex.media.playout import LOOK_S, PATIENCE_S, REST_AFTER_CHUNKS, REST_EVERY_CHUNKS, Playout, Slot
 
 SILENCE: Pcm = np.zeros(FRAME_SAMPLES, np.int16)
 
@@ -168,6 +168,22 @@ def test_a_late_frame_is_waited_for_a_little() -> None:
         slot is not None and slot.timestamp == 4 * CHUNK_SAMPLES and np.array_equal(slot.pcm, ramp(1)[:CHUNK_SAMPLES])
     )
     assert playout.counters.waits == 1
+
+
+def test_a_server_that_was_held_up_looks_for_the_frame_before_it_is_silent() -> None:
+    playout = Playout()
+    run(playout, every_tick([ramp(0)]), 10.079)
+    assert playout.pop(10.13) is None and playout.next_due == pytest.approx(10.13 + LOOK_S)
+    playout.push(ramp(1), 1, 10.131, 10.08)
+    slot = playout.pop(10.131)
+    assert slot is not None and slot.position == 1 and playout.counters.underruns == 0
+
+
+def test_a_server_that_was_held_up_looks_but_once() -> None:
+    playout = Playout()
+    run(playout, every_tick([ramp(0)]), 10.079)
+    slots = [playout.pop(10.13), playout.pop(10.15)]
+    assert slots[0] is None and slots[1] is not None and slots[1].position is None
 
 
 def test_an_underrun_is_silence_that_fades_in_a_continuous_timeline() -> None:

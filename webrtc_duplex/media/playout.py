@@ -22,6 +22,9 @@ from webrtc_duplex.media import splice
 PATIENCE_S = 0.020
 """How long a slot waits for a frame that is late before it becomes silence. Any receiver takes that for jitter."""
 
+LOOK_S = 0.005
+"""A server that was itself held up for longer than this looks for so long whether the frame lies there unread."""
+
 REST_AFTER_CHUNKS = 10
 """So much silence is sent in full; then the peer, who fills in comfort noise, hears of us every `REST_EVERY_CHUNKS`."""
 
@@ -90,6 +93,7 @@ class Playout:
         self._behind = 0.0  # how much later than need be the last frame's chunks leave
         self._last: Pcm = np.zeros(CHUNK_SAMPLES, np.int16)
         self._merge_from = _MERGE_EVERY_CHUNKS
+        self._looked = False  # the slot that is due has waited for a server that was held up
         self._broken = True  # the slot before was silence of our own
         self._cut_off = False  # and that silence broke off a voice
         self._quiet = 0  # slots of silence in a row
@@ -125,9 +129,10 @@ class Playout:
     def pop(self, now: float) -> Slot | None:
         """What goes out in the slot that is due: None if it rests, or waits a little for a late frame."""
         self._skip_what_was_missed(now)
-        if not self._queue and not self._broken and now < self._grid + PATIENCE_S:
-            self.next_due = self._grid + PATIENCE_S
+        if not self._queue and not self._broken and (until := self._waits_until(now)) > now:
+            self.next_due = until
             return None
+        self._looked = False
         self._grid += CHUNK_S
         self.next_due = self._grid
         return self._speak() if self._queue else self._stay_silent()
@@ -141,6 +146,16 @@ class Playout:
         self._drop_oldest(dropped)
         self._queue.append(replace(first, pcm=_scaled(first.pcm, 1 - _RISE), quiet=True))
         return dropped
+
+    def _waits_until(self, now: float) -> float:
+        """How long a slot waits for its frame. A late wake-up tells nothing of it: it may be here, unread."""
+        patience_ends = self._grid + PATIENCE_S
+        if now < patience_ends:
+            return patience_ends
+        if now - self.next_due > LOOK_S and not self._looked:
+            self._looked = True
+            return now + LOOK_S
+        return now
 
     def _speak(self) -> Slot | None:
         chunk = self._queue.popleft()
