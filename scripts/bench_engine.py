@@ -247,7 +247,7 @@ def _faster(what: str, ours: Sequence[float], other: Sequence[float], bar: float
 
 def measure_ticks(ticks: int) -> Line:
     """What the engine does at a tick of 64 callers beside the model; a machine at work makes the clock's p99 worse."""
-    cost = tick_cost(64, ticks)
+    cost = tick_cost(64, ticks=ticks)
     return Line(
         "tick of 64 callers without a model, p99: CPU, clock",
         cost.cpu_p99_ms,

@@ -113,7 +113,7 @@ def _now() -> NDArray[np.float64]:
     return np.array([time.perf_counter(), time.thread_time()])
 
 
-def tick_cost(rows: int = 64, servers: int = 1, ticks: int = 500) -> TickCost:
+def tick_cost(rows: int = 64, *, servers: int = 1, ticks: int = 500) -> TickCost:
     """Measure so many ticks of so many callers, after some to warm up; takes ticks * 80 ms and some seconds."""
     with tempfile.TemporaryDirectory() as directory:
         lifeline, parent = os.pipe()
@@ -162,7 +162,7 @@ def main() -> None:
     if options.caller is not None:
         asyncio.run(_callers(options.caller, options.rows))
     else:
-        print(json.dumps(asdict(tick_cost(options.rows, options.servers, options.ticks)), indent=2))
+        print(json.dumps(asdict(tick_cost(options.rows, servers=options.servers, ticks=options.ticks)), indent=2))
 
 
 if __name__ == "__main__":
