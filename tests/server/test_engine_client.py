@@ -1,6 +1,7 @@
 """The engine as asyncio sees it, with a real engine at a real socket."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -184,6 +185,20 @@ async def test_a_lost_engine_ends_every_stream_and_the_next_engine_is_found(tmp_
                     await anext(stream)
 
 
+async def test_the_ring_of_a_lost_engine_is_let_go_while_its_calls_still_end(tmp_path: Path) -> None:
+    with ExitStack() as engine:
+        path = engine.enter_context(engine_thread(tmp_path, EchoDouble(1)))
+        async with EngineClient(path) as client:
+            await client.wait_ready(5)
+            async with client.open("a", Prompt()) as stream:
+                ring = weakref.ref(stream._engine.ring)
+                engine.close()
+                with pytest.raises(EngineError):
+                    await anext(stream)
+                stream.hear(0, tone())
+                assert ring() is None
+
+
 async def test_leases_belong_to_a_connection_and_end_with_it(tmp_path: Path) -> None:
     with engine_thread(tmp_path, EchoDouble(1)) as path:
         async with EngineClient(path) as other:
@@ -217,6 +232,7 @@ async def test_an_engine_that_says_hello_while_it_is_being_connected_to_serves_a
     loop = asyncio.get_running_loop()
     connect = loop.create_unix_connection
     path = tmp_path / SOCKET_NAME
+    client = EngineClient(path)
     closed = asyncio.Event()
 
     async def return_after_hello(*args: Any) -> Any:
@@ -231,11 +247,11 @@ async def test_an_engine_that_says_hello_while_it_is_being_connected_to_serves_a
         closed.set()
 
     monkeypatch.setattr(loop, "create_unix_connection", return_after_hello)
-    async with EngineClient(path) as client:
+    async with client:
         async with await asyncio.start_unix_server(close, path):
             await closed.wait()
             with pytest.raises(EngineError, match="starting"):
-                client.card  # noqa: B018
+                _ = client.card
         path.unlink(missing_ok=True)
         with engine_thread(tmp_path, EchoDouble(2)):
             await client.wait_ready(5)

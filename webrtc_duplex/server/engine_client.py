@@ -258,6 +258,7 @@ class _Engine(asyncio.Protocol):
     def lose(self) -> None:
         """Give the engine up: every call on it ends."""
         self.lost = True
+        self._ring = None  # a file's worth of memory, which calls that are over hold on to until they are collected
         error = EngineError("the engine was lost; the call is over", code="engine_lost")
         for call in {*self._opening, *self._updating}:
             self._refuse(call, error)
@@ -314,7 +315,7 @@ class _Engine(asyncio.Protocol):
     @property
     def ring(self) -> SoundRing:
         """Where sound crosses."""
-        assert self._ring is not None, "a call is opened after Hello only"
+        assert self._ring is not None, "sound crosses from Hello until the engine is lost"
         return self._ring
 
     def _take(self, event: Event | Request) -> None:
@@ -418,13 +419,15 @@ class DuplexStream:
     def hear(self, position: int, frame: Pcm) -> None:
         """Put the caller's frame [1920] of a position before the model.
 
-        The same position again replaces the frame if it was not heard yet. Raises RequestError if it goes back.
+        The same position again replaces the frame if it was not heard yet. Nobody hears it once the engine is lost.
+        Raises RequestError if the position goes back.
         """
         if position < self._heard_position:
             message = f"positions only go on: {position} came after {self._heard_position}"
             raise RequestError(message, code="position_went_back")
         self._heard_position = position
-        self._engine.ring.heard.write(self.lease.row, self.lease.epoch, position, frame)
+        if not self._engine.lost:
+            self._engine.ring.heard.write(self.lease.row, self.lease.epoch, position, frame)
 
     def __aiter__(self) -> Self:
         return self
