@@ -232,10 +232,25 @@ def test_a_bad_call_is_told_and_the_exit_code_says_so(
     assert (tmp_path / "b.wav").exists()
 
 
+def test_an_answer_that_cannot_be_written_is_told_and_takes_nobody_along(
+    directory: Path, spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    places = ["folder", f"{spoken.name}/under.wav", "b.wav"]
+    lines = [{"input": str(spoken), "output": place} for place in places]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert run("--model", directory, "--manifest", tmp_path / "list.jsonl") == 1
+    told = capsys.readouterr().err
+    assert told.count("cannot write") == 2 and "Is a directory" in told
+    assert (tmp_path / "b.wav").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ((), "name an --input"),
+        (("--input", "a.wav", "--output", "b.wav", "--rows", "0"), "rows must be between 1 and"),
+        (("--input", "a.wav", "--output", "b.wav", "--device", "gpu"), "device must be cpu"),
         (("--input", "a.wav"), "the command line asks for nothing"),
         (("--input", "a.wav", "--output", "b.wav", "--model", "echo"), "echo has nothing of its own to say"),
     ],

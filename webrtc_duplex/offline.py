@@ -32,6 +32,7 @@ from webrtc_duplex.engine.loop import ModelRunner
 from webrtc_duplex.errors import DuplexError, EngineError, RequestError
 from webrtc_duplex.messages import Prompt
 from webrtc_duplex.model.wav import read_wav, to_pcm, write_wav
+from webrtc_duplex.settings import EngineSettings
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -185,14 +186,18 @@ def transcript(call: Conversation, runner: Talker, with_tokens: bool) -> dict[st
 
 
 def write(call: Conversation, runner: Talker, with_tokens: bool) -> None:
-    """Write what the job asks for, making folders as needed."""
-    for path in (call.job.output, call.job.text):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-    if call.job.output is not None:
-        write_wav(call.job.output, call.answer)
-    if call.job.text is not None:
-        call.job.text.write_text(json.dumps(transcript(call, runner, with_tokens), ensure_ascii=False) + "\n")
+    """Write what the job asks for, making folders as needed. Raises RequestError where that cannot be."""
+    try:
+        for path in (call.job.output, call.job.text):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.open("wb").close()
+        if call.job.output is not None:
+            write_wav(call.job.output, call.answer)
+        if call.job.text is not None:
+            call.job.text.write_text(json.dumps(transcript(call, runner, with_tokens), ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise RequestError(f"cannot write {error.filename}: {error.strerror}") from error
 
 
 # ---- what is asked for
@@ -267,15 +272,18 @@ def add_offline_command(commands: "Subparsers") -> None:
 
 def _offline(options: argparse.Namespace) -> int:
     jobs = _jobs(options)
-    runner = load_talker(options.model, min(options.rows, len(jobs)), options.device)
+    wanted = EngineSettings(model=options.model, rows=options.rows, device=options.device)
+    runner = load_talker(wanted.model, min(options.rows, len(jobs)), wanted.device)
     bar = Progress(sum(map(_frames, jobs)), time.monotonic)
     failed = 0
     for job, outcome in converse(jobs, runner, bar.advance):
-        if isinstance(outcome, DuplexError):
-            failed += 1
-            print(f"webrtc-duplex: {job.input}: {outcome.message}", file=sys.stderr)
-        else:
+        try:
+            if isinstance(outcome, DuplexError):
+                raise outcome
             write(outcome, runner, options.tokens)
+        except DuplexError as error:
+            failed += 1
+            print(f"webrtc-duplex: {job.input}: {error.message}", file=sys.stderr)
     bar.end()
     return 1 if failed else 0
 
