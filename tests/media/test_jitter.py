@@ -133,7 +133,7 @@ def test_concealment_fades_to_silence_within_100_ms() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "fec", "concealed"),
-    [(0.01, True, 0.003), (0.05, True, 0.02), (0.01, False, 0.015), (0.05, False, 0.055)],
+    [(0.01, True, 0.001), (0.05, True, 0.005), (0.01, False, 0.015), (0.05, False, 0.055)],
 )
 def test_random_loss_is_concealed_no_more_than_it_must_be(loss: float, fec: bool, concealed: float) -> None:
     pcm = wire.speechlike(200)
@@ -145,6 +145,20 @@ def test_random_loss_is_concealed_no_more_than_it_must_be(loss: float, fec: bool
     assert counters.late == counters.duplicate == counters.skipped_samples == 0
     assert counters.lost == pytest.approx(lost.sum(), abs=5)
     assert delays_ms(heard)[-1] == pytest.approx(delays_ms(heard)[10], abs=20)
+
+
+def test_where_fec_makes_good_what_is_lost_frames_wait_for_it_while_packets_are_lost() -> None:
+    sent = wire.packets(wire.speechlike(45), fec=True)
+    buffer = a_buffer(fec=True)
+    lost = range(101, 1200, 33)  # in each place of a frame in turn
+
+    heard = wire.play(buffer, wire.without(sent, *lost), 44.9)
+
+    assert buffer.counters.recovered >= len(lost) - 2
+    assert buffer.counters.concealed_samples <= 2 * CHUNK_SAMPLES
+    delays = delays_ms(heard)
+    assert 10 < np.median(delays[150:280]) - np.median(delays[5:20]) < 25
+    assert np.median(delays[-20:]) == pytest.approx(np.median(delays[5:20]), abs=3)
 
 
 # ---- order

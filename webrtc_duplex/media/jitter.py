@@ -301,6 +301,7 @@ class JitterBuffer:
         if recovered is None:
             return np.concatenate([rest, self._conceal(span)])
         self.counters.recovered += 1
+        self._arrivals.note_recovery()
         self._made_up = 0
         return np.concatenate([rest, recovered[-span:]])
 
@@ -486,6 +487,7 @@ class _Arrivals:
     """How late packets come: transit is arrival less position, on two clocks, so only its changes mean anything."""
 
     _REMEMBERED = 100  # packets: what was 2 s ago does not delay sound any more
+    _LOSSY = 500  # packets, 10 s: where two of so many came by another's FEC, frames are cut late enough for it
     _FEWEST = 8
     _OUTLIERS = 60  # one packet in so many, and one more, may be later than `latest`
 
@@ -493,6 +495,9 @@ class _Arrivals:
         self._transits: deque[float] = deque(maxlen=self._REMEMBERED)
         self._last_at = -math.inf
         self._last_transit = 0.0
+        self._packet_s = 0.0
+        self._noted = 0
+        self._recovered: deque[int] = deque([-self._LOSSY] * 2, maxlen=2)  # after so many packets
 
     def forget(self) -> None:
         """A new timeline begins."""
@@ -500,11 +505,16 @@ class _Arrivals:
 
     def note(self, position_s: float, now: float, packet_s: float) -> None:
         """A packet came. One on the heels of another that was later tells of the same delay, and does not count."""
+        self._noted, self._packet_s = self._noted + 1, packet_s
         transit = now - position_s
         on_the_heels = now - self._last_at < packet_s / 4 and transit < self._last_transit
         self._last_at, self._last_transit = now, transit
         if not on_the_heels:
             self._transits.append(transit)
+
+    def note_recovery(self) -> None:
+        """A lost packet came with the one after it."""
+        self._recovered.append(self._noted)
 
     def usual_and_latest(self) -> tuple[float, float]:
         """The median transit, and the one that hardly any packet exceeds; not a number before a few have come."""
@@ -512,7 +522,10 @@ class _Arrivals:
             return math.nan, math.nan
         transits = sorted(self._transits)
         outliers = len(transits) // self._OUTLIERS + 1
-        return transits[len(transits) // 2], transits[-1 - outliers]
+        usual, latest = transits[len(transits) // 2], transits[-1 - outliers]
+        if self._noted - self._recovered[0] < self._LOSSY:
+            latest = max(latest, usual + self._packet_s)
+        return usual, latest
 
 
 class _SampleQueue:
