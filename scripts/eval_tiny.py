@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
 from scripts.train_tiny import calls, sound, whole
-from scripts.train_tiny.codes import CODEC_KEYS, agent_sounds, load_tables
+from scripts.train_tiny.codes import CODEC_KEYS, load_tables
 from scripts.train_tiny.decoder import mel_bands
 from scripts.train_tiny.dialogue import Turn
 from scripts.train_tiny.semantic import edit_distance
@@ -40,7 +40,7 @@ from scripts.train_tiny.sentences import (
     agent_sentences,
     answers_to,
 )
-from scripts.train_tiny.voices import AGENT_VOICES, RATE, CallerPool, Sound
+from scripts.train_tiny.voices import AGENT_VOICES, RATE, CallerPool, Sound, agent_sounds
 from scripts.train_tiny.work import Work, progress
 from webrtc_duplex.messages import ModelCard, Prompt
 from webrtc_duplex.model.hub import find_checkpoint

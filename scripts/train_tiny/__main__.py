@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from scripts.train_tiny import base, codes, decoder, lm, semantic, voices
+from scripts.train_tiny import base, codes, decoder, lm, semantic, voices, windows
 from scripts.train_tiny.export import export
 from scripts.train_tiny.work import Work
 
@@ -17,7 +17,7 @@ STAGES: tuple[Stage, ...] = (
     ("agent", "agent_heart.npz", voices.speak_agent),
     ("callers", "clips/done", voices.speak_all_callers),
     ("base", "codec_base.pt", base.train),
-    ("windows", "windows.pt", semantic.make_windows),
+    ("windows", "windows/done", windows.make_windows),
     ("semantic", "codec_frozen.pt", semantic.train),
     ("tables", "tables.pt", codes.make_tables),
     ("unseen", "unseen.pt", codes.make_unseen_tracks),

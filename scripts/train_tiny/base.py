@@ -7,6 +7,7 @@ they are found by k-means on latents of an autoencoder that has been warmed up w
 
 import math
 from collections.abc import Callable
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 
 from scripts.train_tiny import codebooks, sound, whole
 from scripts.train_tiny.codebooks import REST, book
-from scripts.train_tiny.codes import CODEC_KEYS, FRAME, agent_sounds
+from scripts.train_tiny.codes import CODEC_KEYS, FRAME
 from scripts.train_tiny.decoder import MelLoss, rate
 from scripts.train_tiny.store import Checkpoints, Weights
-from scripts.train_tiny.voices import AGENT_VOICES, CallerPool, Sound
+from scripts.train_tiny.voices import AGENT_VOICES, CallerPool, Sound, agent_sounds
 from scripts.train_tiny.work import SEED, Work, progress
 
 FILTERS, WIDTH, HIDDEN, LAYERS = 16, 128, 256, 2
@@ -96,22 +97,21 @@ def even_out(w: Weights, pcm: Tensor) -> None:
 def _output(w: Weights, pcm: Tensor, name: str) -> Tensor:
     """What the layer of this weight puts out when the codec runs without quantisation."""
     caught: list[Tensor] = []
-    conv, transposed = F.conv1d, F.conv_transpose1d
 
-    def catching(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(x: Tensor, weight: Tensor, *rest: object, **more: object) -> Tensor:
-            y = run(x, weight, *rest, **more)
-            if weight is w[name]:
+    def catching(run: Callable[[Weights, str, Tensor, int], Tensor]) -> Callable[[Weights, str, Tensor, int], Tensor]:
+        def call(w: Weights, layer: str, x: Tensor, stride: int) -> Tensor:
+            y = run(w, layer, x, stride)
+            if name == f"{layer}.weight":
                 caught.append(y)
             return y
 
         return call
 
-    F.conv1d, F.conv_transpose1d = catching(conv), catching(transposed)
-    try:
+    with (
+        patch.object(whole, "conv", catching(whole.conv)),
+        patch.object(whole, "conv_transposed", catching(whole.conv_transposed)),
+    ):
         _through(w, pcm, False)
-    finally:
-        F.conv1d, F.conv_transpose1d = conv, transposed
     return caught[0]
 
 

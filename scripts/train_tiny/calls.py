@@ -69,10 +69,12 @@ class Callers:
         return np.concatenate(joined), intent
 
     def _clip(self, intent: str, rng: np.random.Generator) -> Sound:
-        """A clip a little louder or quieter, and in training of a somewhat larger or smaller speaker."""
+        """A clip a little louder or quieter, and in training mostly by somebody who does not exist."""
         clip = self._pool.sound(int(rng.choice(self._by_intent[intent])))
         if not self._unseen:
             clip = shift(clip, float(np.exp(rng.uniform(-0.14, 0.14))))
+            if rng.random() < 0.75:
+                clip = sound.another_speaker(clip, rng)
         return clip * sound.decibels(rng.uniform(-4, 2))
 
     def _first_gap(self, rng: np.random.Generator, gaps: tuple[float, float] | None) -> float:

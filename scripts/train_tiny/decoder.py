@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from scripts.train_tiny import whole
-from scripts.train_tiny.codes import CODEC_KEYS, FRAME, Tables, agent_sounds, load_tables
+from scripts.train_tiny.codes import CODEC_KEYS, FRAME, Tables, load_tables
 from scripts.train_tiny.dialogue import FRESH, USUAL
 from scripts.train_tiny.sentences import agent_sentences
 from scripts.train_tiny.store import Checkpoints, Weights, load_codec
-from scripts.train_tiny.voices import AGENT_VOICES, RATE, Sound
+from scripts.train_tiny.voices import AGENT_VOICES, RATE, Sound, agent_sounds
 from scripts.train_tiny.work import SEED, Work, progress
 
 LEARNT = ("decoder", "upsample", "quantizer.rvq_first.output_proj", "quantizer.rvq_rest.output_proj")

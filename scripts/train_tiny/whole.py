@@ -31,30 +31,30 @@ def seanet_encode(w: Weights, pcm: Tensor) -> Tensor:
 
 def seanet_begin(w: Weights, pcm: Tensor) -> Tensor:
     """pcm [B, 1, 960 T] -> [B, D / 2, 48 T], half way down at 1200 Hz."""
-    return _down(w, _conv(w, "encoder.model.0.conv.conv", pcm, 1), range(2))
+    return _down(w, conv(w, "encoder.model.0.conv.conv", pcm, 1), range(2))
 
 
 def seanet_finish(w: Weights, x: Tensor) -> Tensor:
     """From half way down to [B, D, T] at 25 Hz."""
-    return _conv(w, "encoder.model.14.conv.conv", F.elu(_down(w, x, range(2, 4))), 1)
+    return conv(w, "encoder.model.14.conv.conv", F.elu(_down(w, x, range(2, 4))), 1)
 
 
 def _down(w: Weights, x: Tensor, stages: Iterable[int]) -> Tensor:
     for stage in stages:
         index = 1 + 3 * stage
         x = _residual(w, f"encoder.model.{index}", x)
-        x = _conv(w, f"encoder.model.{index + 2}.conv.conv", F.elu(x), STRIDES[stage])
+        x = conv(w, f"encoder.model.{index + 2}.conv.conv", F.elu(x), STRIDES[stage])
     return x
 
 
 def seanet_decode(w: Weights, x: Tensor) -> Tensor:
     """x [B, D, T] at 25 Hz -> pcm [B, 1, 960 T]."""
-    x = _conv(w, "decoder.model.0.conv.conv", x, 1)
+    x = conv(w, "decoder.model.0.conv.conv", x, 1)
     for stage, stride in enumerate(reversed(STRIDES)):
         index = 2 + 3 * stage
-        x = _conv_transposed(w, f"decoder.model.{index}.convtr.convtr", F.elu(x), stride)
+        x = conv_transposed(w, f"decoder.model.{index}.convtr.convtr", F.elu(x), stride)
         x = _residual(w, f"decoder.model.{index + 1}", x)
-    return _conv(w, "decoder.model.14.conv.conv", F.elu(x), 1)
+    return conv(w, "decoder.model.14.conv.conv", F.elu(x), 1)
 
 
 def latents(w: Weights, features: Tensor, keys: int) -> Tensor:
@@ -92,7 +92,8 @@ def _codec_layer(w: Weights, name: str, x: Tensor, attend: Attend) -> Tensor:
     return x + w[f"{name}.layer_scale_2.scale"] * F.linear(hidden, w[f"{name}.linear2.weight"])
 
 
-def _conv(w: Weights, name: str, x: Tensor, stride: int) -> Tensor:
+def conv(w: Weights, name: str, x: Tensor, stride: int) -> Tensor:
+    """The convolution `name`, causal."""
     weight = w[f"{name}.weight"]
     if stride > 1:
         return _strided(x, weight, w[f"{name}.bias"], stride)
@@ -110,14 +111,15 @@ def _strided(x: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
     return F.linear(both.flatten(2), weight.flatten(1), bias).transpose(1, 2)
 
 
-def _conv_transposed(w: Weights, name: str, x: Tensor, stride: int) -> Tensor:
+def conv_transposed(w: Weights, name: str, x: Tensor, stride: int) -> Tensor:
+    """The transposed convolution `name`, causal."""
     y = F.conv_transpose1d(x, w[f"{name}.weight"], w[f"{name}.bias"], stride)
     return y[..., : stride * x.shape[2]]
 
 
 def _residual(w: Weights, name: str, x: Tensor) -> Tensor:
-    y = _conv(w, f"{name}.block.1.conv.conv", F.elu(x), 1)
-    return x + _conv(w, f"{name}.block.3.conv.conv", F.elu(y), 1)
+    y = conv(w, f"{name}.block.1.conv.conv", F.elu(x), 1)
+    return x + conv(w, f"{name}.block.3.conv.conv", F.elu(y), 1)
 
 
 # ---- quantiser
