@@ -270,7 +270,9 @@ def test_a_member_too_large_for_a_voice_is_refused_before_it_is_read(tmp_path: P
         read_voices(tmp_path, MODEL)
 
 
-@pytest.mark.parametrize("raw", [b"", b"no archive", gzip.compress(b"no tar at all" * 100)])
+@pytest.mark.parametrize(
+    "raw", [b"", b"no archive", gzip.compress(b"no tar at all" * 100)], ids=["empty", "text", "gzip"]
+)
 def test_a_broken_archive_is_refused_with_a_sentence(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "voices.tgz").write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"voices\.tgz cannot be read as a tar archive of voices"):
