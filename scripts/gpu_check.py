@@ -329,7 +329,8 @@ def _filled(
     rings = Rings.allocate(layers, lanes, heads, capacity, width, device, torch.int8 if e4m3 else dtype).layers
     if e4m3:
         rings = tuple(
-            Ring(*(replace(half, vectors=half.vectors.view(dtype)) for half in (r.keys, r.values))) for r in rings
+            Ring(*(replace(half, vectors=half.vectors.view(dtype)) for half in (r.both, r.keys, r.values)))
+            for r in rings
         )
     for store in (store for ring in rings for store in (ring.keys, ring.values)):
         for row, vectors in enumerate(store.vectors):

@@ -171,7 +171,10 @@ def test_bytes_that_are_small_floats_are_read_and_written_too() -> None:
     """e4m3, which no setting offers: the GPU check measures it beside int8."""
     integers, exact = ring_of(torch.int8), ring_of(torch.float32)
     small = Ring(
-        *(replace(half, vectors=half.vectors.view(torch.float8_e4m3fn)) for half in (integers.keys, integers.values))
+        *(
+            replace(half, vectors=half.vectors.view(torch.float8_e4m3fn))
+            for half in (integers.both, integers.keys, integers.values)
+        )
     )
     for into, source in ((small.keys, exact.keys), (small.values, exact.values)):
         assert into.scales is not None
