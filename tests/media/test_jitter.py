@@ -148,11 +148,11 @@ def test_random_loss_is_concealed_no_more_than_it_must_be(loss: float, fec: bool
 
 
 def test_where_fec_makes_good_what_is_lost_frames_wait_for_it_while_packets_are_lost() -> None:
-    sent = wire.packets(wire.speechlike(45), fec=True)
+    sent = wire.packets(wire.speechlike(65), fec=True)
     buffer = a_buffer(fec=True)
     lost = range(101, 1200, 33)  # in each place of a frame in turn
 
-    heard = wire.play(buffer, wire.without(sent, *lost), 44.9)
+    heard = wire.play(buffer, wire.without(sent, *lost), 64.9)
 
     assert buffer.counters.recovered >= len(lost) - 2
     assert buffer.counters.concealed_samples <= 2 * CHUNK_SAMPLES

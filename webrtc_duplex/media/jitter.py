@@ -487,7 +487,7 @@ class _Arrivals:
     """How late packets come: transit is arrival less position, on two clocks, so only its changes mean anything."""
 
     _REMEMBERED = 100  # packets: what was 2 s ago does not delay sound any more
-    _LOSSY = 500  # packets, 10 s: where two of so many came by another's FEC, frames are cut late enough for it
+    _LOSSY = 1500  # packets, 30 s: where three of so many came by another's FEC, frames are cut late enough for it
     _FEWEST = 8
     _OUTLIERS = 60  # one packet in so many, and one more, may be later than `latest`
 
@@ -497,7 +497,7 @@ class _Arrivals:
         self._last_transit = 0.0
         self._packet_s = 0.0
         self._noted = 0
-        self._recovered: deque[int] = deque([-self._LOSSY] * 2, maxlen=2)  # after so many packets
+        self._recovered: deque[int] = deque([-self._LOSSY] * 3, maxlen=3)  # after so many packets
 
     def forget(self) -> None:
         """A new timeline begins."""
