@@ -106,7 +106,7 @@ def test_a_model_that_is_not_there_ends_the_server_with_one_sentence(tmp_path: P
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--model", "tiny", "--rows", "1000000"), "rows would fit"),
+        (("--model", "tiny", "--rows", "1000000"), "rows must be between 1 and 3840"),
         (("--model", "tiny", "--device", "cuda:99"), "there is no cuda"),
         (("--model", "tiny", "--device", "gpu7"), "device must be cpu, cuda or cuda:N, not 'gpu7'"),
         (("--model", "echo", "--host", "nowhere.invalid", "--insecure"), "cannot listen on nowhere.invalid:0"),
