@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.signal import resample_poly
 
 from scripts.train_tiny import calls, sound, whole
 from scripts.train_tiny.codes import CODEC_KEYS, load_tables
 from scripts.train_tiny.decoder import mel_bands
 from scripts.train_tiny.dialogue import Turn
+from scripts.train_tiny.hearing import as_heard, hear, listener
 from scripts.train_tiny.semantic import edit_distance
 from scripts.train_tiny.sentences import (
     CALLER,
@@ -291,19 +291,14 @@ def speech_figures(calls_heard: Sequence[Heard], limit: int = 60) -> dict[str, o
 
 def recogniser(closed: bool = False) -> Callable[[Sound], str]:
     """pocketsphinx with its own open language model, or `closed` over the agent's sentences: 24 kHz to words."""
-    from pocketsphinx import Decoder
-
-    decoder = Decoder(samprate=16_000, loglevel="FATAL", **({"lm": None} if closed else {}))
+    decoder = listener(**({"lm": None} if closed else {}))
     if closed:
         choice = " | ".join(" ".join(words(sentence.text)) for sentence in agent_sentences())
         decoder.add_jsgf_string("sentences", f"#JSGF V1.0; grammar sentences; public <one> = {choice};")
         decoder.activate_search("sentences")
 
     def recognise(pcm: Sound) -> str:
-        padded = np.concatenate([np.zeros(3200), resample_poly(pcm, 2, 3), np.zeros(3200)])
-        decoder.start_utt()
-        decoder.process_raw((np.clip(padded, -1, 1) * 32767).astype("<i2").tobytes(), full_utt=True)
-        decoder.end_utt()
+        hear(decoder, as_heard(pcm, 3200, 3200))
         return str(decoder.hyp().hypstr) if decoder.hyp() else ""
 
     return recognise

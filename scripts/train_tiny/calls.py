@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scripts.train_tiny import sound
 from scripts.train_tiny.dialogue import Act, Turn
 from scripts.train_tiny.sentences import CALLER, FALLBACK
-from scripts.train_tiny.voices import RATE, CallerPool, Sound, shift
+from scripts.train_tiny.voices import RATE, CallerPool, Sound
 
 FRAME = 1920
 
@@ -72,9 +72,7 @@ class Callers:
         """A clip a little louder or quieter, and in training mostly by somebody who does not exist."""
         clip = self._pool.sound(int(rng.choice(self._by_intent[intent])))
         if not self._unseen:
-            clip = shift(clip, float(np.exp(rng.uniform(-0.14, 0.14))))
-            if rng.random() < 0.75:
-                clip = sound.another_speaker(clip, rng)
+            clip, _ = sound.somebody(clip, rng)
         return clip * sound.decibels(rng.uniform(-4, 2))
 
     def _first_gap(self, rng: np.random.Generator, gaps: tuple[float, float] | None) -> float:

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pocketsphinx import Decoder
-from scipy.signal import resample_poly
 from torch import Tensor
 
 from scripts.train_tiny import calls, whole
 from scripts.train_tiny.dialogue import ASKED, FRESH, USUAL, Act, Teacher, Turn, play
+from scripts.train_tiny.hearing import as_heard, hear, listener, spoken_words
 from scripts.train_tiny.sentences import ROLES
-from scripts.train_tiny.store import Weights, load_codec
+from scripts.train_tiny.store import Weights, load_codec, save
 from scripts.train_tiny.voices import AGENT_VOICES, RATE, CallerPool, Sound, agent_sounds
 from scripts.train_tiny.work import SEED, Work, progress
 
@@ -65,10 +64,7 @@ class Track:
 def encode(weights: Weights, pcm: Sound, hasty: bool = False) -> NDArray[np.int64]:
     """Sound [n * 1920] -> codes [n, 8], from a fresh codec; `hasty`: SEANet in bfloat16, twice as fast, which changes
     codes as a little noise on the line would."""
-    with torch.no_grad():
-        with torch.autocast("cpu", torch.bfloat16, enabled=hasty):
-            features = whole.seanet_encode(weights, torch.from_numpy(pcm)[None, None])
-        codes = whole.quantise(weights, whole.latents(weights, features.float(), CODEC_KEYS))
+    codes = whole.encode(weights, torch.from_numpy(pcm)[None, None], CODEC_KEYS, hasty)
     return np.asarray(codes[0].T.numpy())
 
 
@@ -108,13 +104,9 @@ def _silences(weights: Weights, quiet: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def align(text: str, sound: Sound) -> NDArray[np.int64]:
     """Frame at which each word begins, each in a frame of its own (pocketsphinx, forced alignment)."""
-    spoken = [word.strip(".,!?").lower() for word in text.split()]
-    decoder = Decoder(samprate=16_000, loglevel="FATAL")
+    spoken, decoder = spoken_words(text), listener()
     decoder.set_align_text(" ".join(spoken))
-    pcm = (np.clip(resample_poly(sound, 2, 3), -1, 1) * 32767).astype("<i2")
-    decoder.start_utt()
-    decoder.process_raw(np.concatenate([pcm, np.zeros(3200, "<i2")]).tobytes(), full_utt=True)
-    decoder.end_utt()
+    hear(decoder, as_heard(sound, after=3200))
     found = [segment for segment in decoder.seg() or () if segment.word.split("(")[0] in spoken]
     frames = -(-len(sound) // FRAME)
     if len(found) != len(spoken):
@@ -167,9 +159,7 @@ def make_tracks(work: Work, count: int = 320, shard: int = 40) -> None:
         path = work.path(f"tracks/{start:04}.pt")
         if not path.exists():
             indices = progress(range(start, min(start + shard, count)), f"tracks from {start} of {count}")
-            partial = path.with_suffix(".part")
-            torch.save([maker.make(index) for index in indices], partial)
-            partial.rename(path)
+            save([maker.make(index) for index in indices], path)
     work.path("tracks/done").touch()
 
 

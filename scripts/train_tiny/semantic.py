@@ -114,10 +114,8 @@ class Learner:
                 first, commitment = codebooks.through(self.fixed, "rvq_first", 1, first, DECAY)
                 rest, more = codebooks.through(self.fixed, "rvq_rest", layers, rest, DECAY)
                 commitment = commitment + more
-            first = first.transpose(1, 2)
-            y = F.conv1d(first, w["quantizer.rvq_first.output_proj.weight"])
-            y = y + F.conv1d(rest.transpose(1, 2), w["quantizer.rvq_rest.output_proj.weight"])
-        phones = self.heads.phones(first).transpose(1, 2).unflatten(2, (SLOTS, -1)).float()
+            y = whole.unproject(w, first, rest)
+        phones = self.heads.phones(first.transpose(1, 2)).transpose(1, 2).unflatten(2, (SLOTS, -1)).float()
         mels = (self.heads.mels(y).transpose(1, 2) - windows.mels).abs().mean()
         sentences = self.heads.understood(y)
         return Judgement(

@@ -4,7 +4,7 @@ import numpy as np
 import parselmouth
 from numpy.typing import NDArray
 
-from scripts.train_tiny.voices import LOUDNESS, RATE, Sound, level
+from scripts.train_tiny.voices import LOUDNESS, RATE, Sound, level, shift
 
 Rng = np.random.Generator
 
@@ -114,6 +114,13 @@ def another_speaker(clip: Sound, rng: Rng) -> Sound:
         "Change gender", 70, 500, resonances, pitch, float(rng.uniform(0.5, 1.3)), 1.0,
     )  # fmt: skip
     return level(np.asarray(changed.values[0][: len(clip)], np.float32))
+
+
+def somebody(clip: Sound, rng: Rng) -> tuple[Sound, float]:
+    """The clip by a somewhat larger or smaller speaker, mostly one who does not exist; and how much faster it is."""
+    scale = float(np.exp(rng.uniform(-0.14, 0.14)))
+    clip = shift(clip, scale)
+    return another_speaker(clip, rng) if rng.random() < 0.75 else clip, scale
 
 
 def colour(sound: Sound, rng: Rng) -> Sound:

@@ -15,6 +15,13 @@ Weights = dict[str, Tensor]
 SHIPPED = Path(__file__).resolve().parents[2] / "webrtc_duplex" / "model" / "tiny"
 
 
+def save(content: object, path: Path) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_suffix(".part")
+    torch.save(content, partial)
+    partial.rename(path)
+
+
 class Stateful(Protocol):
     """Optimisers, schedules and modules."""
 
@@ -29,14 +36,12 @@ class Checkpoints:
         self._path = work.path(f"checkpoints/{stage}.pt")
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Stateful]) -> None:
-        partial = self._path.with_suffix(".part")
         content = {
             "step": step,
             "tensors": {name: tensor.detach() for name, tensor in tensors.items()},
             "state": {name: part.state_dict() for name, part in state.items()},
         }
-        torch.save(content, partial)
-        partial.rename(self._path)
+        save(content, self._path)
 
     def resume(self, tensors: Mapping[str, Tensor], state: Mapping[str, Stateful]) -> int:
         """Fill tensors and state in place from the last save; the step to go on at, 0 if there is none."""

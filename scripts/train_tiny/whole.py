@@ -157,15 +157,22 @@ def dequantise(w: Weights, codes: Tensor) -> Tensor:
     first = centroids(w, "rvq_first", 0)[codes[:, 0]]
     layers = range(codes.shape[1] - 1)
     rest = torch.stack([centroids(w, "rvq_rest", layer)[codes[:, layer + 1]] for layer in layers]).sum(0)
+    return unproject(w, first, rest)
+
+
+def unproject(w: Weights, first: Tensor, rest: Tensor) -> Tensor:
+    """What both groups' codebooks found, [B, T, width] each -> latents [B, D, T]."""
     return F.conv1d(first.transpose(1, 2), w["quantizer.rvq_first.output_proj.weight"]) + F.conv1d(
         rest.transpose(1, 2), w["quantizer.rvq_rest.output_proj.weight"]
     )
 
 
 @torch.no_grad()
-def encode(w: Weights, pcm: Tensor, keys: int) -> Tensor:
-    """pcm [B, 1, 1920 T] -> codes int64 [B, 8, T]."""
-    return quantise(w, latents(w, seanet_encode(w, pcm), keys))
+def encode(w: Weights, pcm: Tensor, keys: int, hasty: bool = False) -> Tensor:
+    """pcm [B, 1, 1920 T] -> codes int64 [B, 8, T]; `hasty`: SEANet in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=hasty):
+        features = seanet_encode(w, pcm)
+    return quantise(w, latents(w, features.float(), keys))
 
 
 def decode(w: Weights, codes: Tensor, keys: int) -> Tensor:

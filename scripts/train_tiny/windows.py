@@ -7,20 +7,18 @@ aligns a text that is known with its sound.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pocketsphinx import Decoder
-from scipy.signal import resample_poly
 from torch import Tensor
 
 from scripts.train_tiny import sound, whole
 from scripts.train_tiny.decoder import mel_bands
+from scripts.train_tiny.hearing import LISTENER_RATE, as_heard, hear, listener, spoken_words
 from scripts.train_tiny.sentences import CALLER
-from scripts.train_tiny.store import load_codec, round_encoder
-from scripts.train_tiny.voices import AGENT_VOICES, LOUDNESS, RATE, CallerPool, Sound, agent_sounds, shift
+from scripts.train_tiny.store import load_codec, round_encoder, save
+from scripts.train_tiny.voices import AGENT_VOICES, LOUDNESS, RATE, CallerPool, Sound, agent_sounds
 from scripts.train_tiny.work import SEED, Work, progress
 
 FRAMES = 48
@@ -54,21 +52,19 @@ class Aligner:
     """Finds when each phone of a known text is said."""
 
     def __init__(self) -> None:
-        self._decoder = Decoder(samprate=16_000, loglevel="FATAL")
+        self._decoder = listener()
 
     def phones(self, text: str, clip: Sound) -> NDArray[np.int64]:
         """Phone of each 10 ms of the clip; UNTOLD throughout where the text is not found in it."""
-        lead = RATE // 5
-        padded = np.pad(clip, (lead, lead))
         length = len(clip) * 100 // RATE + 1
-        pcm = (np.clip(resample_poly(padded, 2, 3), -1, 1) * 32767).astype("<i2").tobytes()
-        self._decoder.set_align_text(" ".join(word.strip(".,!?").lower() for word in text.split()))
+        pcm = as_heard(clip, LISTENER_RATE // 5, LISTENER_RATE // 5)
+        self._decoder.set_align_text(" ".join(spoken_words(text)))
         try:
-            self._hear(pcm)
+            hear(self._decoder, pcm)
             self._decoder.set_alignment()
-            self._hear(pcm)
+            hear(self._decoder, pcm)
         except RuntimeError:  # the text was not found, and the decoder is of no more use
-            self._decoder = Decoder(samprate=16_000, loglevel="FATAL")
+            self._decoder = listener()
             return np.full(length, UNTOLD)
         found = np.zeros(length + 40, np.int64)
         for word in self._decoder.get_alignment() or ():
@@ -76,11 +72,6 @@ class Aligner:
                 if phone.name in PHONES:
                     found[phone.start : phone.start + phone.duration] = PHONES.index(phone.name)
         return found[20 : 20 + length]
-
-    def _hear(self, pcm: bytes) -> None:
-        self._decoder.start_utt()
-        self._decoder.process_raw(pcm, full_utt=True)
-        self._decoder.end_utt()
 
 
 class WindowMaker:
@@ -115,10 +106,9 @@ class WindowMaker:
         at = int(rng.uniform(0.0, 1.0) * RATE)
         while not empty:
             index = int(rng.choice(self._indices))
-            scale = 1.0 if self._unseen else float(np.exp(rng.uniform(-0.14, 0.14)))
-            clip = shift(self._pool.sound(index), scale)
-            if not self._unseen and rng.random() < 0.75:
-                clip = sound.another_speaker(clip, rng)
+            clip, scale = self._pool.sound(index), 1.0
+            if not self._unseen:
+                clip, scale = sound.somebody(clip, rng)
             if at + len(clip) > SAMPLES:
                 break
             voice[at : at + len(clip)] += clip * sound.decibels(rng.uniform(-4, 2))
@@ -164,20 +154,14 @@ def make_windows(work: Work, count: int = 6000, shard: int = 500) -> None:
     """Stage: `windows/unseen.pt`, by voices of the evaluation, and shards to learn from; then `windows/done`."""
     unseen = work.path("windows/unseen.pt")
     if not unseen.exists():
-        _save(WindowMaker(work, True).make(work.scale(150, 4), np.random.default_rng(SEED), "unseen"), unseen)
+        save(WindowMaker(work, True).make(work.scale(150, 4), np.random.default_rng(SEED), "unseen"), unseen)
     maker = WindowMaker(work)
     count, shard = work.scale(count, 24), work.scale(shard, 24)
     for start in range(0, count, shard):
         path = work.path(f"windows/{start:05}.pt")
         if not path.exists():
-            _save(maker.make(shard, np.random.default_rng(SEED + 2 + start), f"windows {start} of {count}"), path)
+            save(maker.make(shard, np.random.default_rng(SEED + 2 + start), f"windows {start} of {count}"), path)
     work.path("windows/done").touch()
-
-
-def _save(windows: Windows, path: Path) -> None:
-    partial = path.with_suffix(".part")
-    torch.save(windows, partial)
-    partial.rename(path)
 
 
 def load_windows(work: Work, known: set[str]) -> Iterator[Windows]:
