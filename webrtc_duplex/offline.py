@@ -191,7 +191,6 @@ def write(call: Conversation, runner: Talker, with_tokens: bool) -> None:
         for path in (call.job.output, call.job.text):
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.open("wb").close()
         if call.job.output is not None:
             write_wav(call.job.output, call.answer)
         if call.job.text is not None:

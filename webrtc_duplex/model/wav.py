@@ -48,8 +48,8 @@ def decode_wav(raw: bytes, name: str, rate: int = SAMPLE_RATE) -> Samples:
 
 
 def write_wav(path: Path, pcm: Pcm) -> None:
-    """Write mono int16 at 24 kHz."""
-    with wave.open(str(path), "wb") as file:
+    """Write mono int16 at 24 kHz. Raises OSError where the file cannot be opened, which `wave` would stumble over."""
+    with path.open("wb") as opened, wave.open(opened, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(SAMPLE_RATE)
